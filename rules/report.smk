@@ -1,0 +1,10 @@
+rule report:
+    input:
+        rules.disclosure.output,
+        expand(rules.divergence.output.positions, variant=AUDIT.variants),
+    output:
+        f"{RESULTS}/report.html",
+    log:
+        f"{LOGS}/report.log",
+    shell:
+        "kldaudit report --results $(dirname {output:q}) 2> >(tee {log:q} >&2)"

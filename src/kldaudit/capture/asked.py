@@ -1,0 +1,149 @@
+"""Asked for, and got: what the arm's settings say against what the engine really selected.
+
+Engines accept settings that they then ignore. Every comparison becomes one line of the manifest; an arm whose KV-cache
+type the selected backend does not implement is refused, because what it returns is no longer the model's output.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from kldaudit.audit import Settings
+from kldaudit.records import Frozen
+
+UNQUANTIZED = "Unquantized"
+
+
+class Asked(Frozen):
+    """One setting: what was asked for and what ran."""
+
+    setting: str = Field(description="Name of the setting.")
+    asked: str = Field(description="What the audit or the checkpoint asks for.")
+    got: str = Field(description="What the engine selected; several values are joined with their layer counts.")
+    honoured: bool = Field(description="False where something else ran.")
+    unsupported: bool = Field(False, description="True where the backend says that it does not implement it.")
+
+
+def compare_selected(settings: Settings, scheme: str | None, selected: dict[str, Any]) -> list[Asked]:
+    """Compare an arm's settings with what the worker reports after loading.
+
+    Args:
+        settings: the arm's settings.
+        scheme: quantization scheme that the checkpoint's own config asks for (``checkpoint_scheme``), or None.
+        selected: what ``CaptureExtension.kldaudit_selected`` returned.
+    """
+    lines = [
+        _attention_backend(settings, selected),
+        _kv_cache(settings, selected),
+        _weights(settings, scheme, selected),
+        _model_implementation(settings, selected),
+    ]
+    if scheme:
+        lines.append(_activations(scheme, selected))
+    plain = [
+        ("dtype", settings.dtype, selected["dtype"]),
+        ("enforce_eager", settings.enforce_eager, selected["enforce_eager"]),
+        ("cuda_graphs", "none" if settings.enforce_eager else "any", _graphs(selected)),
+        ("chunked_prefill", True, selected["chunked_prefill"]),
+        ("chunk", settings.chunk, selected["chunk"]),
+        ("max_model_len", settings.max_model_len, selected["max_model_len"]),
+        ("tensor_parallel_size", settings.tensor_parallel_size, selected["tensor_parallel_size"]),
+        ("prefix_caching", False, selected["prefix_caching"]),
+        ("speculative_decoding", False, selected["speculative_decoding"]),
+    ]
+    if selected["device"] == "cpu":
+        plain.append(("threads", settings.threads, selected["torch_threads"]))
+    return lines + [
+        Asked(setting=name, asked=str(asked), got=str(got), honoured=asked in (got, "any"))
+        for name, asked, got in plain
+    ]
+
+
+def checkpoint_scheme(config: dict[str, Any]) -> str | None:
+    """Name such as W4A16 of the quantization in a checkpoint's config.json; None if it has none.
+
+    The activation half is 16 where the scheme leaves activations alone.
+    """
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return None
+    groups = quantization.get("config_groups")
+    if not groups:
+        return str(quantization.get("quant_method", "unknown"))
+    names = set()
+    for group in groups.values():
+        weights, activations = group["weights"], group.get("input_activations")
+        kind = {"int": "INT", "float": "FP"}.get(weights["type"], weights["type"])
+        names.add(f"W{weights['num_bits']}A{activations['num_bits'] if activations else 16}-{kind}")
+    return "+".join(sorted(names))
+
+
+def _counted(values: list[str]) -> str:
+    counts = {value: values.count(value) for value in dict.fromkeys(values)}
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{value} ({count} layers)" for value, count in counts.items())
+
+
+def _graphs(selected: dict[str, Any]) -> str:
+    mode = str(selected["cudagraph_mode"]).rpartition(".")[2].lower()
+    return "none" if mode in ("none", "0") else mode
+
+
+def _attention_backend(settings: Settings, selected: dict[str, Any]) -> Asked:
+    got = [layer["backend"] for layer in selected["attention"]]
+    asked = settings.attention_backend
+    honoured = asked == "auto" or set(got) == {asked}
+    return Asked(setting="attention_backend", asked=asked, got=_counted(got) or "none", honoured=honoured)
+
+
+def _kv_cache(settings: Settings, selected: dict[str, Any]) -> Asked:
+    asked = settings.kv_cache_dtype
+    got = [layer["kv_cache_dtype"] for layer in selected["attention"]]
+    unsupported = any(not layer["kv_cache_dtype_supported"] for layer in selected["attention"])
+    return Asked(
+        setting="kv_cache_dtype",
+        asked=asked,
+        got=_counted(got) or "none",
+        honoured=not unsupported and (asked == "auto" or set(got) == {asked}),
+        unsupported=unsupported,
+    )
+
+
+def _quantizable(selected: dict[str, Any]) -> list[dict[str, Any]]:
+    outside = ("Embedding", "LMHead")
+    return [layer for layer in selected["linear"] if not layer["kind"].endswith(outside)]
+
+
+def _weights(settings: Settings, scheme: str | None, selected: dict[str, Any]) -> Asked:
+    asked = settings.quantization or scheme or "none"
+    layers = _quantizable(selected)
+    got = [
+        "none"
+        if layer["method"].startswith(UNQUANTIZED)
+        else "/".join([layer["scheme"] or layer["method"], *layer["kernels"]])
+        for layer in layers
+    ]
+    if asked == "none":
+        honoured = set(got) <= {"none"}
+    else:
+        honoured = "none" not in got
+    return Asked(setting="weight_quantization", asked=asked, got=_counted(got) or "none", honoured=honoured)
+
+
+def _activations(scheme: str, selected: dict[str, Any]) -> Asked:
+    sixteen = "A16" in scheme
+    integer = [layer for layer in _quantizable(selected) if layer["activations"] == "int8"]
+    got = f"int8 in {len(integer)} layers" if integer else ("16-bit" if sixteen else "as the scheme says")
+    return Asked(
+        setting="activation_quantization",
+        asked="16-bit" if sixteen else "as the scheme says",
+        got=got,
+        honoured=not (sixteen and integer),
+    )
+
+
+def _model_implementation(settings: Settings, selected: dict[str, Any]) -> Asked:
+    got = "transformers" if "transformers" in selected["model_class"].lower() else "vllm"
+    asked = settings.model_impl
+    return Asked(setting="model_impl", asked=asked, got=got, honoured=asked in ("auto", got))

@@ -1,0 +1,199 @@
+"""Inside the engine's environment: one launch of one arm, from loading to manifest.
+
+Run as ``python -m kldaudit.capture.engine JOB.json``. It leaves the capture under its temporary name, the manifest and
+``outcome.json`` in the job's folder; the host's step moves them to their places.
+"""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kldaudit.audit import ArmSpec, Settings
+from kldaudit.capture.asked import Asked, checkpoint_scheme, compare_selected
+from kldaudit.capture.manifest import Manifest, record_environment
+from kldaudit.records import read_json, write_json
+
+EXTENSION = "kldaudit.capture.worker.CaptureExtension"
+PROFILED_TOKENS = 256
+
+
+class Refused(Exception):
+    """The engine will not or cannot run the arm: an outcome, not an error of kldaudit."""
+
+
+def engine_arguments(settings: Settings, checkpoint: str) -> dict[str, Any]:
+    """Arguments of vLLM's LLM: everything that bears on the numbers is said, nothing is left to a default."""
+    arguments: dict[str, Any] = {
+        "model": checkpoint,
+        "dtype": settings.dtype,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "model_impl": settings.model_impl,
+        "enforce_eager": settings.enforce_eager,
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": settings.chunk,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "seed": settings.seed,
+        "worker_extension_cls": EXTENSION,
+    }
+    if settings.quantization:
+        arguments["quantization"] = settings.quantization
+    if settings.attention_backend != "auto":
+        arguments["attention_config"] = {"backend": settings.attention_backend}
+    return arguments
+
+
+class Launch:
+    """One engine process: loaded engine and what it reports."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        """Take the job as the host's step wrote it."""
+        self.job = job
+        self.spec = ArmSpec.read(Path(job["spec"]))
+        self.folder = Path(job["folder"])
+        self.prompts = {name: read_json(Path(path)) for name, path in job["prompts"].items()}
+        self.arguments = engine_arguments(self.spec.settings, job["checkpoint"])
+        self.asked: list[Asked] = []
+        self.selected: dict[str, Any] = {}
+        self.kernels: list[str] | str = "unknown: the engine did not run"
+        self.counts: dict[str, Any] = {}
+
+    def event(self, **content: Any) -> None:
+        """Append one event for the host's progress bar."""
+        with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(content) + "\n")
+
+    def run(self) -> None:
+        """Load, compare, replay, profile; raises Refused where the engine does not do it."""
+        self.event(stage="loading the engine")
+        self.llm = self._engine(self._load)
+        self.selected = self._call("kldaudit_selected")
+        config = read_json(Path(self.job["checkpoint"]) / "config.json")
+        self.asked = compare_selected(self.spec.settings, checkpoint_scheme(config), self.selected)
+        self._refuse_unsupported()
+        self._replay_all()
+        self._profile()
+
+    def _load(self) -> Any:
+        from vllm import LLM
+
+        return LLM(**self.arguments)
+
+    def _engine(self, action: Callable[[], Any]) -> Any:
+        """Run the engine's code; whatever it raises, short of the machine's own limits, is its refusal."""
+        try:
+            return action()
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise Refused(f"{type(error).__name__}: {' '.join(lines)[:600]}") from error
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self.llm.collective_rpc(method, args=arguments)[0]
+
+    def _refuse_unsupported(self) -> None:
+        wrong = [line for line in self.asked if line.unsupported]
+        if wrong and not self.spec.settings.allow_unsupported:
+            raise Refused(
+                f"{wrong[0].setting}: asked {wrong[0].asked}, which the selected backend does not implement although "
+                "the engine accepted it; allow_unsupported: true runs it all the same"
+            )
+
+    def _replay_all(self) -> None:
+        capture = self.spec.capture
+        total = sum(len(p["token_ids"]) // capture.every for p in self.prompts.values()) * capture.passes
+        self.event(stage="capturing", total=total)
+        attributes = {
+            "audit": self.spec.audit,
+            "arm": self.spec.arm,
+            "launch": self.job["launch"],
+            "spec_sha256": self.job["spec_sha256"],
+        }
+        self._call("kldaudit_open", str(self.folder / "capture.h5"), attributes, capture.layer_digests)
+        keep = False
+        try:
+            for number in range(1, capture.passes + 1):
+                for name, prompt in self.prompts.items():
+                    self._replay(name, number, prompt["token_ids"])
+            keep = True
+        finally:
+            self._call("kldaudit_close", keep)
+
+    def _replay(self, name: str, number: int, token_ids: list[int]) -> None:
+        self._call("kldaudit_begin", name, number, token_ids, self.spec.capture.every)
+        started = time.perf_counter()
+        self._engine(lambda: self._prefill(token_ids))
+        seconds = time.perf_counter() - started
+        counts = self._call("kldaudit_end")
+        self.event(done=counts["positions"], seconds=seconds)
+        self.counts.setdefault(name, {})[f"pass{number}"] = counts
+        expected = len(token_ids) // self.spec.capture.every
+        if counts["positions"] != expected:
+            raise RuntimeError(f"prompt {name}: took {counts['positions']} positions, expected {expected}")
+        if counts["nonfinite"]:
+            raise Refused(
+                f"the engine returned NaN or +inf logits at {counts['nonfinite']} of {expected} positions of prompt {name}"
+            )
+
+    def _prefill(self, token_ids: list[int]) -> None:
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        self.llm.generate([{"prompt_token_ids": token_ids}], greedy, use_tqdm=False)
+
+    def _profile(self) -> None:
+        token_ids = next(iter(self.prompts.values()))["token_ids"][:PROFILED_TOKENS]
+        self._call("kldaudit_kernels", True)
+        self._prefill(token_ids)
+        self.kernels = self._call("kldaudit_kernels", False)
+
+    def manifest(self, outcome: str) -> Manifest:
+        """The manifest, recorded after the run."""
+        import vllm
+        from vllm import _version
+
+        arguments = {key: value for key, value in self.arguments.items() if key != "model"}
+        return Manifest(
+            parents=self.job["parents"],
+            audit=self.spec.audit,
+            arm=self.spec.arm,
+            launch=self.job["launch"],
+            outcome=outcome,
+            asked=self.asked,
+            engine={
+                "name": "vllm",
+                "version": vllm.__version__,
+                "commit": getattr(_version, "__commit_id__", None) or "unknown: vllm._version has no commit",
+                "arguments": arguments,
+            },
+            selected=self.selected,
+            kernels=self.kernels,
+            capture=self.counts,
+            **record_environment(),
+        )
+
+
+def main(path: str) -> None:
+    """Run the job and say how it ended in ``outcome.json``."""
+    launch = Launch(read_json(Path(path)))
+    try:
+        launch.run()
+        outcome = "captured"
+    except Refused as refused:
+        outcome = f"refused: {refused}"
+    launch.event(stage="recording the manifest")
+    launch.manifest(outcome).write(launch.folder / "manifest.json")
+    write_json(launch.folder / "outcome.json", {"outcome": outcome})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
