@@ -12,13 +12,17 @@ rule capture:
     output:
         capture=f"{RESULTS}/captures/{{arm}}/launch{{launch}}.h5",
         manifest=f"{RESULTS}/captures/{{arm}}/launch{{launch}}.manifest.json",
-    params:
-        prompts=lambda wildcards, input: [f"--prompt={prompt}" for prompt in input.prompts],
     log:
         f"{LOGS}/captures/{{arm}}/launch{{launch}}.log",
     benchmark:
         f"{LOGS}/captures/{{arm}}/launch{{launch}}.benchmark.tsv"
+    conda:
+        "../envs/workflow.yaml"
     threads: lambda wildcards: AUDIT.arms[wildcards.arm].settings.threads
+    params:
+        prompts=lambda wildcards, input: [
+            f"--prompt={prompt}" for prompt in input.prompts
+        ],
     shell:
         "kldaudit capture --spec {input.spec:q} --image {input.image:q} --checkpoint {input.checkpoint:q} "
         "{params.prompts:q} --launch {wildcards.launch} --output {output.capture:q} "

@@ -36,11 +36,13 @@ localrules:
 rule spec:
     output:
         f"{RESULTS}/spec.json",
+    log:
+        f"{LOGS}/spec.log",
+    conda:
+        "../envs/workflow.yaml"
     params:
         audit=AUDIT_FILE,
         content=AUDIT.model_dump_json(),
-    log:
-        f"{LOGS}/spec.log",
     shell:
         "kldaudit spec --audit {params.audit:q} --output {output:q} 2> >(tee {log:q} >&2)"
 
@@ -48,10 +50,12 @@ rule spec:
 rule arm:
     output:
         f"{RESULTS}/arms/{{arm}}.json",
+    log:
+        f"{LOGS}/arms/{{arm}}.log",
+    conda:
+        "../envs/workflow.yaml"
     params:
         audit=AUDIT_FILE,
         content=lambda wildcards: arm_spec(AUDIT, wildcards.arm).model_dump_json(),
-    log:
-        f"{LOGS}/arms/{{arm}}.log",
     shell:
         "kldaudit spec --audit {params.audit:q} --arm {wildcards.arm:q} --output {output:q} 2> >(tee {log:q} >&2)"

@@ -12,5 +12,7 @@ rule disclosure:
         sheet=f"{RESULTS}/disclosure.md",
     log:
         f"{LOGS}/disclosure.log",
+    conda:
+        "../envs/workflow.yaml"
     shell:
         "kldaudit disclosure --results $(dirname {output.record:q}) 2> >(tee {log:q} >&2)"

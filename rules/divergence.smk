@@ -3,26 +3,31 @@
 # Output: divergence/{variant}.json (statistics) and .h5 (every position).
 
 
-def reference_capture(launch):
-    return f"{RESULTS}/captures/{AUDIT.reference}/launch{launch}.h5"
+REFERENCE_CAPTURES = expand(
+    rules.capture.output.capture, arm=AUDIT.reference, launch=LAUNCHES
+)
 
 
 rule divergence:
     input:
-        reference=reference_capture(1),
-        second_launch=reference_capture(2) if len(LAUNCHES) > 1 else [],
+        reference=REFERENCE_CAPTURES[0],
+        second_launch=REFERENCE_CAPTURES[1:2],
         variant=f"{RESULTS}/captures/{{variant}}/launch1.h5",
         prompts=expand(rules.prompt.output, prompt=AUDIT.prompts),
     output:
         record=f"{RESULTS}/divergence/{{variant}}.json",
         positions=f"{RESULTS}/divergence/{{variant}}.h5",
+    log:
+        f"{LOGS}/divergence/{{variant}}.log",
+    conda:
+        "../envs/workflow.yaml"
     params:
         audit=AUDIT_FILE,
         settings=AUDIT.divergence.model_dump_json(),
-        prompts=lambda wildcards, input: [f"--prompt={prompt}" for prompt in input.prompts],
-        second=f"--second-launch={reference_capture(2)}" if len(LAUNCHES) > 1 else [],
-    log:
-        f"{LOGS}/divergence/{{variant}}.log",
+        prompts=lambda wildcards, input: [
+            f"--prompt={prompt}" for prompt in input.prompts
+        ],
+        second=[f"--second-launch={path}" for path in REFERENCE_CAPTURES[1:2]],
     shell:
         "kldaudit divergence {input.reference:q} {input.variant:q} {params.second:q} {params.prompts:q} "
         "--audit {params.audit:q} --output {output.record:q} --positions {output.positions:q} 2> >(tee {log:q} >&2)"

@@ -4,7 +4,14 @@
 
 CAPTURE_CODE = sorted(
     str(path)
-    for pattern in ("errors.py", "digests.py", "records.py", "audit.py", "capture_file.py", "runtime.py")
+    for pattern in (
+        "errors.py",
+        "digests.py",
+        "records.py",
+        "audit.py",
+        "capture_file.py",
+        "runtime.py",
+    )
     + ("capture/*.py", "checkpoint/*.py", "prompt/*.py")
     for path in Path("src/kldaudit").glob(pattern)
 )
@@ -16,14 +23,16 @@ rule image:
         code=CAPTURE_CODE,
     output:
         f"{RESULTS}/image.json",
-    params:
-        engine=AUDIT.engine,
-        locks=lambda wildcards, input: [f"--lock={lock}" for lock in input.locks],
-        location=f"{config['engines']}/{AUDIT.engine}",
     log:
         f"{LOGS}/image.log",
     benchmark:
         f"{LOGS}/image.benchmark.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        engine=AUDIT.engine,
+        locks=lambda wildcards, input: [f"--lock={lock}" for lock in input.locks],
+        location=f"{config['engines']}/{AUDIT.engine}",
     shell:
         "kldaudit image --engine {params.engine:q} {params.locks:q} --location {params.location:q} --source . "
         "--output {output:q} --log {log:q}"

@@ -11,12 +11,14 @@ rule prompt:
         checkpoint=f"{RESULTS}/checkpoints/{REFERENCE_CHECKPOINT}.json",
     output:
         f"{RESULTS}/prompts/{{prompt}}.json",
-    params:
-        about=lambda wildcards: AUDIT.prompts[wildcards.prompt].about,
     log:
         f"{LOGS}/prompts/{{prompt}}.log",
     benchmark:
         f"{LOGS}/prompts/{{prompt}}.benchmark.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        about=lambda wildcards: AUDIT.prompts[wildcards.prompt].about,
     shell:
         "kldaudit prompt --name {wildcards.prompt:q} --source {input.source:q} --about {params.about:q} "
         "--image {input.image:q} --checkpoint {input.checkpoint:q} --output {output:q} --log {log:q}"

@@ -6,5 +6,7 @@ rule report:
         f"{RESULTS}/report.html",
     log:
         f"{LOGS}/report.log",
+    conda:
+        "../envs/workflow.yaml"
     shell:
         "kldaudit report --results $(dirname {output:q}) 2> >(tee {log:q} >&2)"

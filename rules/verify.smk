@@ -9,5 +9,7 @@ rule verify:
         f"{RESULTS}/verification/{{arm}}.json",
     log:
         f"{LOGS}/verification/{{arm}}.log",
+    conda:
+        "../envs/workflow.yaml"
     shell:
         "kldaudit verify {input:q} --output {output:q} 2> >(tee {log:q} >&2)"

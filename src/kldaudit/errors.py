@@ -15,9 +15,7 @@ KldauditError                 any of these: one message, exit code 2
 class KldauditError(Exception):
     """Base of all errors that end a command with one message and exit code 2."""
 
-    def __init__(
-        self, what: str, *, where: str, expected: str = "", found: str = "", do: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, where: str, expected: str = "", found: str = "", do: str = "") -> None:
         """Compose the message: what, where, expected, found, and what to do next."""
         parts = [
             ("where", where),

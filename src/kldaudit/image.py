@@ -1,7 +1,7 @@
 """The step *image*: make the engine runnable from its lock, and say what was made and its digest.
 
-The runtime ``venv`` is a virtual environment. The runtimes ``docker`` and ``apptainer`` take their place here beside it:
-each is a function that returns an ``Image``.
+The runtime ``venv`` is a virtual environment. The runtimes ``docker`` and ``apptainer`` take their place here beside
+it: each is a function that returns an ``Image``.
 """
 
 import hashlib

@@ -25,9 +25,7 @@ class Record(Frozen):
     """A JSON file with a schema version and the digests of the files it was made from."""
 
     schema_version: Literal["1"] = "1"
-    parents: dict[str, str] = Field(
-        default_factory=dict, description="Name of each input and the SHA-256 of its file."
-    )
+    parents: dict[str, str] = Field(default_factory=dict, description="Name of each input and the SHA-256 of its file.")
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -38,9 +38,7 @@ class Image(Record):
     location: str = Field(description="Folder of the environment, relative to the working folder.")
     locks: dict[str, str] = Field(description="SHA-256 of each lock file it was made from.")
     packages: int = Field(description="Number of Python distributions in it.")
-    digest: str = Field(
-        description="SHA-256 over the sorted distributions' names, versions and RECORD hashes (venv)."
-    )
+    digest: str = Field(description="SHA-256 over the sorted distributions' names, versions and RECORD hashes (venv).")
 
 
 def engine_environment(extra: dict[str, str]) -> dict[str, str]:

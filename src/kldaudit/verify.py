@@ -25,7 +25,8 @@ class Difference(Frozen):
     differing: int = Field(description="Positions whose logits differ in at least one bit.")
     first_position: int | None = Field(description="First differing position (index of the token); null if none.")
     first_layer: str | None = Field(
-        description="Layer, in the order in which they ran, that differs first at the earliest position where any does; null if none or not recorded."
+        description="Layer, in the order in which they ran, that differs first at the earliest position where any does; "
+        "null if none or not recorded."
     )
     first_layer_position: int | None = Field(description="That earliest position.")
     max_ulp: int | None = Field(
@@ -66,7 +67,7 @@ def ulp_distance(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
         wide = bits.astype(np.int64)
         return np.where(wide >= sign, sign - wide, wide)
 
-    return np.abs(ordered(a) - ordered(b))
+    return np.asarray(np.abs(ordered(a) - ordered(b)))
 
 
 def verify_arm(paths: list[Path]) -> Verification:
@@ -137,7 +138,7 @@ def compare_captures(a: Capture, b: Capture, name_a: str, name_b: str) -> Compar
     for prompt in a.prompts:
         digests_a, digests_b = a.row_digest(prompt)[0], b.row_digest(prompt)[0]
         rows = np.flatnonzero(digests_a != digests_b)
-        ulp = [int(ulp_distance(a.bits(prompt, r, r + 1), b.bits(prompt, r, r + 1)).max()) for r in rows]
+        ulp = [int(ulp_distance(a.bits(prompt, r, r + 1), b.bits(prompt, r, r + 1)).max()) for r in rows.tolist()]
         layers_a, layers_b = a.layers(prompt), b.layers(prompt)
         if layers_a[0] == layers_b[0]:
             first_layer = _first_layer(layers_a[0], layers_a[1][0], layers_b[1][0], a.positions(prompt))

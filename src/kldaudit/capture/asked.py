@@ -99,7 +99,12 @@ def _attention_backend(settings: Settings, selected: dict[str, Any]) -> Asked:
 
 def _kv_cache(settings: Settings, selected: dict[str, Any]) -> Asked:
     asked = settings.kv_cache_dtype
-    got = [layer["kv_cache_dtype"] for layer in selected["attention"]]
+    got = [
+        layer["kv_cache_torch_dtype"].removeprefix("torch.")
+        if layer["kv_cache_dtype"] == "auto"
+        else layer["kv_cache_dtype"]
+        for layer in selected["attention"]
+    ]
     unsupported = any(not layer["kv_cache_dtype_supported"] for layer in selected["attention"])
     return Asked(
         setting="kv_cache_dtype",
@@ -124,20 +129,22 @@ def _weights(settings: Settings, scheme: str | None, selected: dict[str, Any]) -
         else "/".join([layer["scheme"] or layer["method"], *layer["kernels"]])
         for layer in layers
     ]
-    if asked == "none":
-        honoured = set(got) <= {"none"}
-    else:
-        honoured = "none" not in got
+    honoured = set(got) <= {"none"} if asked == "none" else "none" not in got
     return Asked(setting="weight_quantization", asked=asked, got=_counted(got) or "none", honoured=honoured)
 
 
 def _activations(scheme: str, selected: dict[str, Any]) -> Asked:
+    """A scheme that leaves activations at 16 bits must not run a kernel that quantizes them."""
     sixteen = "A16" in scheme
-    integer = [layer for layer in _quantizable(selected) if layer["activations"] == "int8"]
-    got = f"int8 in {len(integer)} layers" if integer else ("16-bit" if sixteen else "as the scheme says")
+    layers = _quantizable(selected)
+    integer = [layer for layer in layers if layer["activations"] == "int8"]
+    if integer:
+        got = f"int8 in {len(integer)} of {len(layers)} layers"
+    else:
+        got = "16-bit" if sixteen else _counted([str(layer["scheme"]) for layer in layers])
     return Asked(
         setting="activation_quantization",
-        asked="16-bit" if sixteen else "as the scheme says",
+        asked="16-bit" if sixteen else scheme,
         got=got,
         honoured=not (sixteen and integer),
     )

@@ -21,7 +21,7 @@ EXTENSION = "kldaudit.capture.worker.CaptureExtension"
 PROFILED_TOKENS = 256
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The engine will not or cannot run the arm: an outcome, not an error of kldaudit."""
 
 
@@ -71,7 +71,7 @@ class Launch:
             file.write(json.dumps(content) + "\n")
 
     def run(self) -> None:
-        """Load, compare, replay, profile; raises Refused where the engine does not do it."""
+        """Load, compare, replay, profile; raises RefusedError where the engine does not do it."""
         self.event(stage="loading the engine")
         self.llm = self._engine(self._load)
         self.selected = self._call("kldaudit_selected")
@@ -95,7 +95,7 @@ class Launch:
         except Exception as error:
             traceback.print_exc()
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise Refused(f"{type(error).__name__}: {' '.join(lines)[:600]}") from error
+            raise RefusedError(f"{type(error).__name__}: {' '.join(lines)[:600]}") from error
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return self.llm.collective_rpc(method, args=arguments)[0]
@@ -103,7 +103,7 @@ class Launch:
     def _refuse_unsupported(self) -> None:
         wrong = [line for line in self.asked if line.unsupported]
         if wrong and not self.spec.settings.allow_unsupported:
-            raise Refused(
+            raise RefusedError(
                 f"{wrong[0].setting}: asked {wrong[0].asked}, which the selected backend does not implement although "
                 "the engine accepted it; allow_unsupported: true runs it all the same"
             )
@@ -140,8 +140,8 @@ class Launch:
         if counts["positions"] != expected:
             raise RuntimeError(f"prompt {name}: took {counts['positions']} positions, expected {expected}")
         if counts["nonfinite"]:
-            raise Refused(
-                f"the engine returned NaN or +inf logits at {counts['nonfinite']} of {expected} positions of prompt {name}"
+            raise RefusedError(
+                f"the engine gave NaN or +inf logits at {counts['nonfinite']} of {expected} positions of prompt {name}"
             )
 
     def _prefill(self, token_ids: list[int]) -> None:
@@ -188,7 +188,7 @@ def main(path: str) -> None:
     try:
         launch.run()
         outcome = "captured"
-    except Refused as refused:
+    except RefusedError as refused:
         outcome = f"refused: {refused}"
     launch.event(stage="recording the manifest")
     launch.manifest(outcome).write(launch.folder / "manifest.json")

@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ NUMERIC_PREFIXES = (
 )  # fmt: skip
 """Beginnings of the names of environment variables that can change the numbers, the threads or the code path."""
 
-DPKG_FORMAT = "${binary:Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
+RANDOM_NAMES = ("VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
+"""Variables that vLLM sets to a fresh random name in every process."""
+
+DPKG_FORMAT = (
+    "${binary:Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
+)
 
 
 class PythonPackage(Frozen):
@@ -79,21 +85,29 @@ def record_environment() -> dict[str, Any]:
         "cpu": cpu(),
         "gpu": gpus(),
         "torch": torch_build(),
-        "environment": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(NUMERIC_PREFIXES)
-        },
+        "environment": numeric_environment(),
+    }
+
+
+def numeric_environment() -> dict[str, str]:
+    """Environment variables that can change the numbers; the environment's own folder is written as {environment}."""
+    return {
+        name: value.replace(sys.prefix, "{environment}")
+        for name, value in sorted(os.environ.items())
+        if name.startswith(NUMERIC_PREFIXES) and name not in RANDOM_NAMES
     }
 
 
 def python_packages() -> list[PythonPackage]:
-    """Every distribution that this interpreter sees, sorted by name."""
+    """Every distribution installed in this interpreter's environment, sorted by name."""
+    folders = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
     def package(one: Distribution) -> PythonPackage:
         text = one.read_text("RECORD")
         digest = "unknown: the distribution has no RECORD" if text is None else text_sha256(_portable(text))
         return PythonPackage(name=one.name.lower(), version=one.version, record_sha256=digest)
 
-    return sorted((package(one) for one in distributions()), key=lambda one: (one.name, one.version))
+    return sorted((package(one) for one in distributions(path=folders)), key=lambda one: (one.name, one.version))
 
 
 def _portable(record: str) -> str:

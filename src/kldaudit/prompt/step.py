@@ -32,7 +32,7 @@ class Message(Frozen):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] = Field(default_factory=list)
 
 
 class Chat(BaseModel):
