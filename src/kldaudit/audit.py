@@ -30,6 +30,9 @@ class Settings(Frozen):
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16", description="Type of activations and of unquantized weights."
     )
+    head_dtype: Literal["float32"] | None = Field(
+        None, description="Type of the LM head and its logits; null for dtype. Wider logits are stored as they are."
+    )
     attention_backend: str = Field("auto", description="vLLM's name of the attention backend, or auto.")
     kv_cache_dtype: str = Field("auto", description="vLLM's name of the KV-cache type; auto is the model's dtype.")
     quantization: str | None = Field(

@@ -83,7 +83,10 @@ class CaptureWriter:
         target = dataset.id.get_space()
         target.select_hyperslab((start, 0), bits.shape)
         memory = h5py.h5s.create_simple(bits.shape)
-        dataset.id.write(memory, target, np.ascontiguousarray(bits), mtype=hdf5_type(self.dtype))
+        try:
+            dataset.id.write(memory, target, np.ascontiguousarray(bits), mtype=hdf5_type(self.dtype))
+        except RuntimeError as error:  # HDF5's own word for some failed writes
+            raise OSError(f"cannot write {self.path}: {error}") from error
 
     def write_digests(
         self,

@@ -21,7 +21,8 @@ from kldaudit.runtime import Image, last_lines
 MARKER = "kldaudit-locks.json"
 
 LISTING = """
-import json
+import ctypes, json
+ctypes.CDLL("libnuma.so.1")  # vLLM's CPU kernels need it, and without them it only warns
 from kldaudit.capture.manifest import interpreter, python_packages
 packages = [[p.name, p.version, p.record_sha256] for p in python_packages()]
 print(json.dumps({"python": interpreter(), "packages": packages}))
@@ -84,11 +85,11 @@ def _describe(engine: str, locks: list[Path], location: Path) -> Image:
     listed = subprocess.run([str(python), "-c", LISTING], capture_output=True, text=True, check=False)
     if listed.returncode:
         raise EngineError(
-            "the engine's environment does not import kldaudit",
+            "the engine's environment is not usable",
             where=str(location),
-            expected="a listing of its packages",
+            expected="kldaudit and the system's libnuma.so.1 load in it",
             found=listed.stderr.strip().splitlines()[-1] if listed.stderr.strip() else "no output",
-            do=f"remove {location} and run it again",
+            do=f"install libnuma1 (Debian) if it is missing, else remove {location}; then run it again",
         )
     listing = json.loads(listed.stdout)
     lines = "".join("\t".join(package) + "\n" for package in listing["packages"])

@@ -36,12 +36,12 @@ def compare_selected(settings: Settings, scheme: str | None, selected: dict[str,
         _attention_backend(settings, selected),
         _kv_cache(settings, selected),
         _weights(settings, scheme, selected),
+        _activations(settings, scheme, selected),
         _model_implementation(settings, selected),
     ]
-    if scheme:
-        lines.append(_activations(scheme, selected))
     plain = [
         ("dtype", settings.dtype, selected["dtype"]),
+        ("head_dtype", settings.head_dtype or settings.dtype, selected["head_dtype"]),
         ("enforce_eager", settings.enforce_eager, selected["enforce_eager"]),
         ("cuda_graphs", "none" if settings.enforce_eager else "any", _graphs(selected)),
         ("chunked_prefill", True, selected["chunked_prefill"]),
@@ -133,18 +133,19 @@ def _weights(settings: Settings, scheme: str | None, selected: dict[str, Any]) -
     return Asked(setting="weight_quantization", asked=asked, got=_counted(got) or "none", honoured=honoured)
 
 
-def _activations(scheme: str, selected: dict[str, Any]) -> Asked:
-    """A scheme that leaves activations at 16 bits must not run a kernel that quantizes them."""
-    sixteen = "A16" in scheme
+def _activations(settings: Settings, scheme: str | None, selected: dict[str, Any]) -> Asked:
+    """Where the scheme leaves activations at 16 bits, no kernel may quantize them."""
+    asked = settings.quantization or scheme or "none"
+    sixteen = asked == "none" or "A16" in asked
     layers = _quantizable(selected)
     integer = [layer for layer in layers if layer["activations"] == "int8"]
     if integer:
         got = f"int8 in {len(integer)} of {len(layers)} layers"
     else:
-        got = "16-bit" if sixteen else _counted([str(layer["scheme"]) for layer in layers])
+        got = "16-bit" if sixteen else _counted([layer["scheme"] or layer["method"] for layer in layers])
     return Asked(
         setting="activation_quantization",
-        asked="16-bit" if sixteen else scheme,
+        asked="16-bit" if sixteen else asked,
         got=got,
         honoured=not (sixteen and integer),
     )

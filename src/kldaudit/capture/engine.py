@@ -45,6 +45,8 @@ def engine_arguments(settings: Settings, checkpoint: str) -> dict[str, Any]:
     }
     if settings.quantization:
         arguments["quantization"] = settings.quantization
+    if settings.head_dtype:
+        arguments["hf_overrides"] = {"head_dtype": settings.head_dtype}
     if settings.attention_backend != "auto":
         arguments["attention_config"] = {"backend": settings.attention_backend}
     return arguments

@@ -81,16 +81,10 @@ def _rendering(prompts: dict[str, dict[str, Any]]) -> str:
     return "; ".join(f"{name}: {one['rendering']}" for name, one in prompts.items())
 
 
-def _asked_of(*settings: str) -> Callable[[list[dict[str, Any]]], str]:
+def _asked_of(setting: str) -> Callable[[list[dict[str, Any]]], str]:
     def words(asked: list[dict[str, Any]]) -> str:
-        lines = [one for one in asked if one["setting"] in settings]
-        return (
-            "; ".join(
-                f"asked {one['asked']}, ran {one['got']}" + ("" if one["honoured"] else ": NOT WHAT WAS ASKED FOR")
-                for one in lines
-            )
-            or "none asked, none ran"
-        )
+        line = {one["setting"]: one for one in asked}[setting]
+        return f"asked {line['asked']}, ran {line['got']}" + ("" if line["honoured"] else ": NOT WHAT WAS ASKED FOR")
 
     return words
 

@@ -12,6 +12,7 @@ from kldaudit.disclosure.fields import FIELDS, FieldSpec
 from kldaudit.records import Frozen, Record, read_json
 
 NOT_DISCLOSED = "NOT DISCLOSED"
+NOT_RUN = "the engine refused the arm: it did not run"
 
 
 class Disclosed(Frozen):
@@ -71,6 +72,10 @@ def lookup(records: Any, path: str) -> Any:
     return None if records in ("", [], {}) else records
 
 
+def _refused(records: dict[str, Any]) -> bool:
+    return bool(lookup(records, "variant/verification/outcome") == "refused")
+
+
 def fill(spec: FieldSpec, records: dict[str, Any]) -> Disclosed:
     """Fill in one field from the records of one comparison."""
 
@@ -85,8 +90,8 @@ def fill(spec: FieldSpec, records: dict[str, Any]) -> Disclosed:
             sources=list(spec.sources),
         )
 
-    if spec.needs_run and lookup(records, "variant/verification/outcome") == "refused":
-        return filled("not_applicable", "the engine refused the arm: it did not run")
+    if spec.needs_run and _refused(records):
+        return filled("not_applicable", NOT_RUN)
     if spec.absent_without_gpu and str(lookup(records, "variant/manifest/gpu")).startswith("none:"):
         return filled("not_applicable", "no GPU: the engine ran on the CPU")
     if spec.key == "base_image" and lookup(records, "image/runtime") == "venv":
@@ -100,7 +105,7 @@ def fill(spec: FieldSpec, records: dict[str, Any]) -> Disclosed:
     except (KeyError, TypeError, StopIteration) as error:
         return filled(NOT_DISCLOSED, f"incomplete record of {', '.join(spec.sources)}: {error!r} is missing")
     unknown = any(isinstance(one, str) and one.startswith("unknown:") for one in values)
-    return filled("unknown" if unknown else "disclosed", value, spec.known)
+    return filled("unknown" if unknown else "disclosed", value.removeprefix("unknown: "), spec.known)
 
 
 def gather(results: Path) -> tuple[Audit, dict[str, dict[str, Any]]]:
@@ -184,8 +189,10 @@ def disclose(results: Path) -> Disclosure:
     """The sheet of an audit, from the records in its results folder."""
     audit, comparisons = gather(results)
     filled = {variant: [fill(spec, records) for spec in FIELDS] for variant, records in comparisons.items()}
-    columns = list(zip(*filled.values(), strict=True))
+    ran = [variant for variant, records in comparisons.items() if not _refused(records)] or list(comparisons)
+    columns = [list(column) for column in zip(*(filled[variant] for variant in ran), strict=True)]
     same = {column[0].key for column in columns if all(one == column[0] for one in column)}
+    shared = [column[0] for column in columns if column[0].key in same]
     paths = sorted(path for path in results.rglob("*.json") if path.name != "disclosure.json")
     return Disclosure(
         parents={str(path.relative_to(results)): file_sha256(path) for path in paths},
@@ -194,9 +201,9 @@ def disclose(results: Path) -> Disclosure:
         kldaudit_version=__version__,
         method_version=METHOD_VERSION,
         claims=[claim_line(variant, records) for variant, records in comparisons.items()],
-        shared=[column[0] for column in columns if column[0].key in same],
+        shared=shared,
         sheets=[
-            Sheet(variant=variant, fields=[one for one in fields if one.key not in same])
+            Sheet(variant=variant, fields=[one for one in fields if one.key not in same or one not in shared])
             for variant, fields in filled.items()
         ],
     )
@@ -215,7 +222,10 @@ def markdown(disclosure: Disclosure) -> str:
 
 def _table(fields: list[Disclosed]) -> list[str]:
     rows = ["| Field | Value | How known |", "|---|---|---|"]
-    for one in fields:
+    not_run = [one.title for one in fields if one.value == NOT_RUN]
+    if not_run:
+        rows.append(f"| {', '.join(not_run)} | **not applicable**: {NOT_RUN} | – |")
+    for one in (one for one in fields if one.value != NOT_RUN):
         value = one.value.replace("|", "\\|").replace("\n", " ")
         shown = value if one.status == "disclosed" else f"**{one.status.replace('_', ' ')}**: {value}"
         rows.append(f"| {one.title} | {shown} | {one.known or '–'} |")
