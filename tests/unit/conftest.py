@@ -13,7 +13,7 @@ from kldaudit.digests import row_digests
 
 
 def to_bits(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Raw bits of logits: those of floats rounded to ``dtype`` (to nearest even); unsigned integers are bits already."""
+    """Raw bits of logits: those of floats rounded to ``dtype`` (nearest even); unsigned integers are bits already."""
     if values.dtype.kind == "u":
         return values.astype(BITS[dtype])
     if dtype == "bfloat16":
@@ -44,7 +44,7 @@ def write_capture(tmp_path: Path) -> Callable[..., Path]:
         layers: NDArray[np.uint64] | None = None,
         token_ids: NDArray[Any] | None = None,
     ) -> Path:
-        """Write a whole capture: one position in ``every`` tokens; ``changed`` is {pass: {row: logits}} of each prompt."""
+        """Write a whole capture, one position in ``every`` tokens; ``changed`` is {pass: {row: logits}}."""
         prompts = logits if isinstance(logits, dict) else {"words": logits}
         bits = {prompt: to_bits(values, dtype) for prompt, values in prompts.items()}
         vocab_size = next(iter(bits.values())).shape[1]

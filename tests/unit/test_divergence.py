@@ -79,7 +79,9 @@ def test_kl_is_that_of_the_reference_to_the_variant():
 
 def test_kl_of_a_uniform_reference_to_a_sharper_variant_by_hand():
     # Q = (1/2, 1/6, 1/6, 1/6): KL(uniform‖Q) = 1/4 ln(1/2) + 3/4 ln(3/2)
-    assert column("kl", [0, 0, 0, 0], [log(3), 0, 0, 0]) == pytest.approx(log(1 / 2) / 4 + 3 * log(3 / 2) / 4, rel=1e-14)
+    assert column("kl", [0, 0, 0, 0], [log(3), 0, 0, 0]) == pytest.approx(
+        log(1 / 2) / 4 + 3 * log(3 / 2) / 4, rel=1e-14
+    )
 
 
 # Against 60 digits
@@ -206,7 +208,7 @@ def test_divergences_do_not_depend_on_the_order_of_the_tokens(pair, seed):
     order = np.random.default_rng(seed).permutation(17)
     before, after = compare_rows(*pair), compare_rows(*pair[:, :, order])
     for name in (*DIVERGENCES, "entropy_reference", "entropy_variant"):
-        np.testing.assert_allclose(after[name], before[name], rtol=1e-12, atol=1e-15, err_msg=name)
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-12, atol=1e-14, err_msg=name)
 
 
 @given(QUARTERS)
@@ -216,7 +218,7 @@ def test_a_row_has_the_same_values_in_any_company(pair):
     for row in range(3):
         alone = compare_rows(pair[0][row : row + 1], pair[1][row : row + 1])
         for name in COLUMNS:
-            assert together[name][row] == pytest.approx(alone[name][0], rel=1e-12, abs=1e-15)
+            assert together[name][row] == pytest.approx(alone[name][0], rel=1e-12, abs=1e-14)
 
 
 # -inf
@@ -517,7 +519,9 @@ def test_expected_agreement_by_hand():
 
 def test_a_position_is_in_the_span_of_the_token_that_it_predicts():
     positions = np.array([3, 7, 11, 15])  # predict tokens 4, 8, 12, 16
-    masks = span_of(positions, [{"kind": "tool_call", "start": 4, "end": 8}, {"kind": "tool_call", "start": 16, "end": 20}])
+    masks = span_of(
+        positions, [{"kind": "tool_call", "start": 4, "end": 8}, {"kind": "tool_call", "start": 16, "end": 20}]
+    )
     assert masks["tool_call"].tolist() == [True, False, False, True]
     assert masks["not_tool_call"].tolist() == [False, True, True, False]
 
@@ -620,7 +624,9 @@ def test_the_noise_floor_compares_two_launches_of_the_reference(write_capture, l
     a, b = write_capture("a.h5", logits), write_capture("b.h5", logits * 1.5)
     second = write_capture("c.h5", logits + 0.1 * np.sin(9 * logits), launch=2)
     found = diverge(a, b, SETTINGS, second_launch=second)
-    assert found.noise_floor.mean == pytest.approx(compare_rows(values_of(a), values_of(second))["kl"].mean(), rel=1e-13)
+    assert found.noise_floor.mean == pytest.approx(
+        compare_rows(values_of(a), values_of(second))["kl"].mean(), rel=1e-13
+    )
     assert sorted(found.parents) == ["reference", "second_launch", "variant"]
 
 
@@ -678,9 +684,7 @@ def test_a_refused_variant_is_an_outcome(write_capture, logits, tmp_path):
         assert (file.attrs["outcome"], "prompts" in file) == ("refused", False)
 
 
-@pytest.mark.parametrize(
-    ("bad", "kind"), [(nan, "NaN"), (inf, r"\+inf")], ids=["NaN", "inf"]
-)
+@pytest.mark.parametrize(("bad", "kind"), [(nan, "NaN"), (inf, r"\+inf")], ids=["NaN", "inf"])
 @pytest.mark.parametrize("side", ["reference", "variant"])
 def test_logits_that_are_no_distribution_are_refused_with_their_position(write_capture, logits, bad, kind, side):
     broken = logits.copy()
@@ -694,7 +698,7 @@ def test_logits_that_are_no_distribution_are_refused_with_their_position(write_c
 def test_a_row_of_only_impossible_tokens_is_refused(write_capture, logits):
     broken = logits.copy()
     broken[5] = -inf
-    with pytest.raises(LogitsError, match="position 23[\\s\\S]*found: only -inf"):
+    with pytest.raises(LogitsError, match=r"position 23[\s\S]*found: only -inf"):
         diverge(write_capture("a.h5", logits), write_capture("b.h5", broken), SETTINGS)
 
 
@@ -702,7 +706,7 @@ def test_the_position_of_a_bad_row_is_right_beyond_the_first_block(write_capture
     logits = np.zeros((50, 64))
     broken = logits.copy()
     broken[40, 0] = nan
-    with pytest.raises(LogitsError, match="position 163,?\n"):
+    with pytest.raises(LogitsError, match=r"position 163\n"):
         diverge(write_capture("a.h5", logits), write_capture("b.h5", broken), SETTINGS)
 
 

@@ -16,7 +16,6 @@ import pytest
 import kldaudit
 from kldaudit.capture.manifest import cpu, debian_packages, interpreter, numeric_environment, python_packages
 
-
 LISTING = """
 import json
 from kldaudit.capture.manifest import python_packages

@@ -43,7 +43,11 @@ def chat():
         "messages": [
             {"role": "system", "content": "You run networks."},
             {"role": "user", "content": "Is r1 up?"},
-            {"role": "assistant", "content": "I ask.", "tool_calls": [call("ping", host="r1"), call("ping", host="r2")]},
+            {
+                "role": "assistant",
+                "content": "I ask.",
+                "tool_calls": [call("ping", host="r1"), call("ping", host="r2")],
+            },
             {"role": "tool", "content": "alive"},
             {"role": "assistant", "content": "It is."},
         ],

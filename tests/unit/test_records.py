@@ -38,7 +38,8 @@ def test_a_written_record_is_standard_json_even_with_infinity(tmp_path):
 def test_keys_on_disk_are_sorted_and_text_is_not_escaped(tmp_path):
     Weather(place="Zürich", degrees=1, parents={"b": "2", "a": "1"}).write(tmp_path / "weather.json")
     assert (tmp_path / "weather.json").read_text(encoding="utf-8") == (
-        '{\n "degrees": 1.0,\n "parents": {\n  "a": "1",\n  "b": "2"\n },\n "place": "Zürich",\n "schema_version": "1"\n}\n'
+        '{\n "degrees": 1.0,\n "parents": {\n  "a": "1",\n  "b": "2"\n },\n'
+        ' "place": "Zürich",\n "schema_version": "1"\n}\n'
     )
 
 

@@ -58,7 +58,9 @@ def test_ulp_distance_counts_the_numbers_between():
 def test_captures_with_the_same_bits_are_identical(write_capture, bits):
     found = verify_files(write_capture("a.h5", bits), write_capture("b.h5", bits))
     assert found.identical
-    assert [(one.prompt, one.positions, one.differing, one.max_ulp) for one in found.prompts] == [("words", 12, 0, None)]
+    assert [(one.prompt, one.positions, one.differing, one.max_ulp) for one in found.prompts] == [
+        ("words", 12, 0, None)
+    ]
 
 
 def test_a_differing_bit_is_counted_and_placed(write_capture, bits):
