@@ -1,3 +1,7 @@
+# The sheet with every field that one needs to interpret the number.
+# Input: all records.  Output: disclosure.json, disclosure.md.
+
+
 rule disclosure:
     input:
         spec=rules.spec.output,

@@ -1,3 +1,7 @@
+# The page that a person reads.
+# Input: the sheet, every position's figures.  Output: report.html (self-contained).
+
+
 rule report:
     input:
         rules.disclosure.output,

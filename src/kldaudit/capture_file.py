@@ -70,6 +70,7 @@ class CaptureWriter:
         bitshuffle = hdf5plugin.Bitshuffle(cname="lz4")
         properties.set_filter(bitshuffle.filter_id, h5py.h5z.FLAG_MANDATORY, bitshuffle.filter_options)
         properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        properties.set_obj_track_times(False)
         links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
         links.set_create_intermediate_group(True)
         space = h5py.h5s.create_simple((rows, self.vocab_size))
@@ -107,8 +108,7 @@ class CaptureWriter:
         self.file.flush()
         self.file.attrs["complete"] = True
         self.file.close()
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
+        _to_disk(self.path)
 
     def abandon(self) -> None:
         """Close the file without a completion mark and remove it."""
@@ -123,7 +123,26 @@ def write_refusal(path: Path, attributes: dict[str, Any], reason: str) -> None:
     with h5py.File(temporary, "w") as file:
         file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION, "refused": reason})
         file.attrs.update(attributes)
+    _to_disk(temporary)
     temporary.replace(path)
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise CaptureFileError(
+            "cannot open the capture",
+            where=str(path),
+            expected="a readable HDF5 file",
+            found=str(error),
+            do="check the path; if the file is damaged, capture the arm again",
+        ) from error
 
 
 class Capture:
@@ -132,16 +151,7 @@ class Capture:
     def __init__(self, path: Path) -> None:
         """Open a capture and check that it is one, and whole."""
         self.path = path
-        try:
-            self.file = h5py.File(path, "r")
-        except OSError as error:
-            raise CaptureFileError(
-                "cannot open the capture",
-                where=str(path),
-                expected="a readable HDF5 file",
-                found=str(error),
-                do="check the path; if the file is damaged, capture the arm again",
-            ) from error
+        self.file = _open(path)
         try:
             self._check()
         except KldauditError:
@@ -182,12 +192,16 @@ class Capture:
                 do="capture the arm again",
             )
         missing = [name for name in ROOT_ATTRIBUTES if name not in attributes]
-        if missing or "prompts" not in self.file or not len(self.file["prompts"]):
+        missing += [
+            name for name in ("launch", "vocab_size") if not isinstance(attributes.get(name, 0), np.integer | int)
+        ]
+        prompts = self.file.get("prompts")
+        if missing or not isinstance(prompts, h5py.Group) or not len(prompts):
             raise CaptureFileError(
                 "the capture lacks required parts",
                 where=str(self.path),
                 expected=f"root attributes {', '.join(ROOT_ATTRIBUTES)} and a group /prompts with prompts",
-                found=f"missing: {', '.join(missing) or 'prompts'}",
+                found=f"missing or of the wrong kind: {', '.join(missing) or 'prompts'}",
                 do="capture the arm again",
             )
         if attributes["logits_dtype"] not in BITS:
@@ -212,16 +226,33 @@ class Capture:
                 found=f"missing: {', '.join(missing)}",
                 do="capture the arm again",
             )
-        expected = (group["positions"].shape[0], int(self.file.attrs["vocab_size"]))
-        shapes = (group["logits"].shape, group["row_digest"].shape[-1])
-        if shapes != (expected, expected[0]):
-            raise CaptureFileError(
-                f"the logits of prompt {prompt} have the wrong shape",
-                where=f"{self.path}, /prompts/{prompt}/logits",
-                expected=f"[n_positions, vocab_size] = {list(expected)}",
-                found=f"{list(shapes[0])}, row digests of {shapes[1]} positions",
-                do="capture the arm again",
+        wanted = {"token_ids": ("i", 1), "positions": ("i", 1), "row_digest": ("u", 2), "logits": ("f", 2)}
+        kinds = {name: (group[name].dtype.kind, group[name].ndim) for name in wanted}
+        if kinds != wanted:
+            self._refuse_prompt(prompt, "parts of the wrong kind", wanted, kinds)
+        positions = group["positions"][:]
+        if not len(positions) or positions.min() < 0 or positions.max() >= len(group["token_ids"]):
+            self._refuse_prompt(
+                prompt, "positions outside of its tokens", f"0 to {len(group['token_ids']) - 1}", positions
             )
+        shape = (len(positions), int(self.file.attrs["vocab_size"]))
+        shapes = (group["logits"].shape, group["row_digest"].shape[1])
+        if shapes != (shape, shape[0]):
+            self._refuse_prompt(
+                prompt,
+                "logits of the wrong shape",
+                f"[n_positions, vocab_size] = {list(shape)}",
+                f"{list(shapes[0])}, row digests of {shapes[1]} positions",
+            )
+
+    def _refuse_prompt(self, prompt: str, what: str, expected: object, found: object) -> None:
+        raise CaptureFileError(
+            f"prompt {prompt} of the capture has {what}",
+            where=f"{self.path}, /prompts/{prompt}",
+            expected=str(expected),
+            found=str(found),
+            do="capture the arm again",
+        )
 
     def __enter__(self) -> Self:
         """Open for a with statement."""
@@ -294,7 +325,7 @@ class Capture:
 
 def refusal(path: Path) -> str | None:
     """Why the engine refused the arm, if this file stands in place of a capture; else None."""
-    with h5py.File(path, "r") as file:
+    with _open(path) as file:
         reason = file.attrs.get("refused")
         return None if reason is None else str(reason)
 

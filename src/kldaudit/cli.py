@@ -14,7 +14,7 @@ from kldaudit.errors import KldauditError
 from kldaudit.records import write_json, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-out = Console()
+out = Console(markup=False, highlight=False)
 
 AuditFile = Annotated[Path, typer.Option("--audit", help="The audit file.")]
 Output = Annotated[Path, typer.Option("--output", help="The record to write.")]
@@ -25,7 +25,7 @@ Log = Annotated[Path, typer.Option("--log", help="Takes the engine's output.")]
 
 def _version(wanted: bool) -> None:
     if wanted:
-        out.print(__version__, highlight=False)
+        out.print(__version__)
         raise typer.Exit
 
 
@@ -48,9 +48,16 @@ def check(audit: Annotated[Path, typer.Argument(help="The audit file.")]) -> Non
 
 
 @app.command()
-def schema(output: Output) -> None:
-    """Write the JSON schema of audit files."""
-    write_json(output, audit_schema())
+def schema(
+    output: Output, of: Annotated[str, typer.Option(help="audit, or disclosure for the sheet.")] = "audit"
+) -> None:
+    """Write the JSON schema of audit files or of disclosure.json."""
+    from kldaudit.disclosure.sheet import Disclosure
+
+    schemas = {"audit": audit_schema, "disclosure": Disclosure.model_json_schema}
+    if of not in schemas:
+        raise typer.BadParameter(f"{of} is neither audit nor disclosure", param_hint="--of")
+    write_json(output, schemas[of]())
 
 
 @app.command()
@@ -145,8 +152,7 @@ def verify(
         layer = f"{one.first_layer} at {one.first_layer_position}" if one.first_layer else "not recorded"
         out.print(
             f"{one.prompt}: {one.differing} of {one.positions} positions differ, first at {one.first_position}, "
-            f"first layer {layer}, at most {one.max_ulp} ULP",
-            soft_wrap=True,
+            f"first layer {layer}, at most {one.max_ulp} ULP"
         )
     raise typer.Exit(0 if comparison.identical else 1)
 
@@ -181,7 +187,7 @@ def divergence(
     if output is not None:
         found.write(output)
     elif found.overall is None:
-        out.print(f"{found.variant}: refused: {found.reason}", soft_wrap=True)
+        out.print(f"{found.variant}: refused: {found.reason}")
     else:
         flips = f"{found.overall.flips} of {found.overall.positions} greedy tokens flipped"
         out.print(
@@ -197,21 +203,15 @@ Results = Annotated[Path, typer.Option("--results", help="Results folder of one 
 
 
 @app.command()
-def disclosure(
-    results: Results,
-    schema: Annotated[Path | None, typer.Option(help="Write the sheet's JSON schema there instead.")] = None,
-) -> None:
+def disclosure(results: Results) -> None:
     """Write the disclosure sheet, disclosure.json and disclosure.md."""
-    from kldaudit.disclosure.sheet import Disclosure, disclose, markdown
+    from kldaudit.disclosure.sheet import disclose, markdown
 
-    if schema is not None:
-        write_json(schema, Disclosure.model_json_schema())
-        return
     sheet = disclose(results)
     write_text(results / "disclosure.md", markdown(sheet))
     sheet.write(results / "disclosure.json")
     for claim in sheet.claims:
-        out.print(claim.sentence, soft_wrap=True, highlight=False)
+        out.print(claim.sentence)
 
 
 @app.command()

@@ -15,7 +15,8 @@ from kldaudit import METHOD_VERSION
 from kldaudit.audit import DivergenceSettings
 from kldaudit.capture_file import Capture, float_values, refusal
 from kldaudit.errors import LogitsError, MismatchError
-from kldaudit.records import Frozen, Record, digests_of, read_json
+from kldaudit.history import PromptRecord, Span
+from kldaudit.records import Frozen, Real, Record, digests_of
 
 F64 = NDArray[np.float64]
 
@@ -55,8 +56,7 @@ def compare_rows(reference: F64, variant: F64) -> dict[str, F64]:
     """
     log_p, log_q = _log_probs(reference), _log_probs(variant)
     p, q = np.exp(log_p), np.exp(log_q)
-    with np.errstate(divide="ignore"):
-        log_m = np.log(0.5 * p + 0.5 * q)
+    log_m = np.logaddexp(log_p, log_q) - np.log(2.0)
     top = reference.argmax(axis=1)
     top_variant = variant.argmax(axis=1)
     rows = np.arange(len(reference))
@@ -84,10 +84,15 @@ def _log_probs(logits: F64) -> F64:
 
 
 def _kl(p: F64, log_p: F64, log_q: F64) -> F64:
-    """Σ p (log p - log q), summed as p (log p - log q) - p + q: each term ≥ 0, so rounding cannot make it negative."""
+    """Σ p (log p - log q), summed as p (log p - log q) - p + q: each term ≥ 0, so rounding cannot make it negative.
+
+    Where p and q are close, q - p is p expm1(log q - log p), which does not cancel.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         difference = np.where(p > 0, log_p - log_q, 0.0)
-        terms = np.where(p > 0, p * (difference + np.expm1(-difference)), np.exp(log_q))
+        close = p * (difference + np.expm1(-difference))
+        apart = p * difference + (np.exp(log_q) - p)
+        terms = np.where(p > 0, np.where(np.abs(difference) < 1, close, apart), np.exp(log_q))
     return np.asarray(np.maximum(terms, 0.0).sum(axis=1))
 
 
@@ -111,7 +116,7 @@ class Quantile(Frozen):
     """A quantile, or why it is withheld."""
 
     q: float
-    value: float | None = Field(description="Linear interpolation between order statistics; null if withheld.")
+    value: Real | None = Field(description="Linear interpolation between order statistics; null if withheld.")
     withheld: str | None = Field(None, description="Why it is withheld.")
 
 
@@ -133,12 +138,12 @@ class Summary(Frozen):
 
     positions: int
     infinite: int = Field(description="Positions with KL = +inf; they make the mean +inf.")
-    mean: float
-    minimum: float
-    maximum: float
+    mean: Real
+    minimum: Real
+    maximum: Real
     quantiles: list[Quantile]
-    mean_reverse: float
-    mean_js: float
+    mean_reverse: Real
+    mean_js: Real
     rms_delta_p: float
     delta_p_quantiles: list[Quantile]
     entropy_reference: float
@@ -158,7 +163,7 @@ class Window(Frozen):
     start: int = Field(description="First token index.")
     stop: int = Field(description="Token index after the last.")
     positions: int
-    mean: float
+    mean: Real
     flips: int
 
 
@@ -199,12 +204,14 @@ def quantiles(values: F64, levels: tuple[float, ...]) -> list[Quantile]:
     """Quantiles by linear interpolation; one with fewer than MIN_BEYOND positions beyond it is withheld."""
     found = []
     for level in levels:
-        beyond = len(values) * min(level, 1 - level)
+        beyond = round(len(values) * min(level, 1 - level), 6)
         if beyond < MIN_BEYOND:
             reason = f"{beyond:.1f} positions lie beyond it, at least {MIN_BEYOND} are needed"
             found.append(Quantile(q=level, value=None, withheld=reason))
         else:
-            found.append(Quantile(q=level, value=float(np.quantile(values, level))))
+            with np.errstate(invalid="ignore"):
+                value = float(np.quantile(values, level))
+            found.append(Quantile(q=level, value=np.inf if np.isnan(value) else value))
     return found
 
 
@@ -335,14 +342,14 @@ def compare_prompt(reference: Capture, variant: Capture, prompt: str) -> tuple[d
     return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(tops, axis=1)
 
 
-def span_of(positions: NDArray[np.int64], spans: list[dict[str, Any]]) -> dict[str, NDArray[np.bool_]]:
+def span_of(positions: NDArray[np.int64], spans: list[Span]) -> dict[str, NDArray[np.bool_]]:
     """Masks, bool [n_positions], of the positions whose predicted token (position + 1) lies in each kind of span."""
     predicted = positions + 1
     masks = {}
     for kind in ("tool_call", "generated", "tool_result"):
         inside = np.zeros(len(positions), np.bool_)
-        for span in (one for one in spans if one["kind"] == kind):
-            inside |= (predicted >= span["start"]) & (predicted < span["end"])
+        for span in (one for one in spans if one.kind == kind):
+            inside |= (predicted >= span.start) & (predicted < span.end)
         masks[kind] = inside
     masks["not_tool_call"] = ~masks["tool_call"]
     return masks
@@ -388,7 +395,7 @@ def diverge(
         if positions_path is not None:
             _write_positions(positions_path, record, {}, {})
         return record
-    spans = {one["prompt"]: one["spans"] for one in map(read_json, prompt_paths or [])}
+    spans = {one.prompt: one.spans for one in map(PromptRecord.read, prompt_paths or [])}
     with Capture(reference_path) as reference, Capture(variant_path) as variant:
         check_alignment(reference, variant)
         columns, tops, positions, windows, blocks, rules = {}, [], {}, [], [], []
@@ -456,7 +463,7 @@ def _joined(columns: dict[str, dict[str, F64]]) -> dict[str, F64]:
 
 
 def _by_span(
-    columns: dict[str, dict[str, F64]], positions: dict[str, NDArray[np.int64]], spans: dict[str, list[dict[str, Any]]]
+    columns: dict[str, dict[str, F64]], positions: dict[str, NDArray[np.int64]], spans: dict[str, list[Span]]
 ) -> dict[str, Summary]:
     chosen: dict[str, list[dict[str, F64]]] = {}
     for prompt, values in columns.items():

@@ -7,12 +7,15 @@ absolute paths, so that the same facts give the same bytes.
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from kldaudit.digests import file_sha256
 from kldaudit.errors import RecordError
+
+Real = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "Infinity"}]})]
+"""A number that may be +inf, which JSON has no number for."""
 
 
 class Frozen(BaseModel):

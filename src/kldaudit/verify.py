@@ -25,7 +25,7 @@ class Difference(Frozen):
     differing: int = Field(description="Positions whose logits differ in at least one bit.")
     first_position: int | None = Field(description="First differing position (index of the token); null if none.")
     first_layer: str | None = Field(
-        description="Layer, in the order in which they ran, that differs first at the earliest position where any does; "
+        description="Layer, in the order in which they ran, that differs first where any does first; "
         "null if none or not recorded."
     )
     first_layer_position: int | None = Field(description="That earliest position.")
@@ -50,7 +50,7 @@ class Verification(Record):
     outcome: Literal["identical", "differs", "refused", "single"] = Field(
         description="single: one launch and one pass, nothing to compare."
     )
-    reason: str | None = Field(None, description="Why the engine refused the arm.")
+    reason: str | None = Field(None, description="Why the engine refused the arm, or some of its launches.")
     launches: int
     passes: int
     comparisons: list[Comparison]
@@ -72,13 +72,15 @@ def ulp_distance(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
 
 def verify_arm(paths: list[Path]) -> Verification:
     """Compare all passes and launches of one arm with the first pass of its first launch."""
-    reason = refusal(paths[0])
-    if reason is not None:
+    reasons = {path: refusal(path) for path in paths}
+    if any(reasons.values()):
+        ran = [path.stem for path, reason in reasons.items() if reason is None]
+        reason = next(reason for reason in reasons.values() if reason is not None)
         return Verification(
             parents=_parents(paths),
             arm=paths[0].parent.name,
-            outcome="refused",
-            reason=reason,
+            outcome="differs" if ran else "refused",
+            reason=f"{', '.join(ran)} ran, another launch was refused: {reason}" if ran else reason,
             launches=len(paths),
             passes=0,
             comparisons=[],
@@ -88,7 +90,7 @@ def verify_arm(paths: list[Path]) -> Verification:
         passes = len(first.row_digest(first.prompts[0]))
         for path in paths:
             with Capture(path) as other:
-                _check_comparable(first, other)
+                _check_comparable(first, other, passes=True)
                 check_integrity(other)
                 name = f"launch {other.launch}"
                 comparisons += [_passes(other, number, name) for number in range(2, passes + 1)]
@@ -199,7 +201,7 @@ def _comparison(a: str, b: str, differences: list[Difference]) -> Comparison:
     return Comparison(a=a, b=b, identical=same, prompts=differences)
 
 
-def _check_comparable(a: Capture, b: Capture) -> None:
+def _check_comparable(a: Capture, b: Capture, *, passes: bool = False) -> None:
     a_is, b_is = f"{a.path}", f"{b.path}"
     facts = [
         ("prompts", a.prompts, b.prompts),
@@ -208,6 +210,9 @@ def _check_comparable(a: Capture, b: Capture) -> None:
     ]
     for prompt in a.prompts if a.prompts == b.prompts else []:
         facts.append((f"token ids of prompt {prompt}", a.token_ids(prompt).tolist(), b.token_ids(prompt).tolist()))
+        if passes:
+            numbers = len(a.row_digest(prompt)), len(b.row_digest(prompt))
+            facts.append((f"number of passes of prompt {prompt}", *numbers))
         facts.append((f"positions of prompt {prompt}", a.positions(prompt).tolist(), b.positions(prompt).tolist()))
     for name, one, other in facts:
         if one != other:

@@ -605,6 +605,17 @@ def test_windows_share_out_every_position_once(write_capture, logits):
     assert (found.interval.blocks, found.window_rule) == (3, "words: 16 tokens, 4 probes")
 
 
+def test_a_position_at_the_boundary_is_in_the_later_window(write_capture, logits):
+    a, b = write_capture("a.h5", logits), write_capture("b.h5", logits * 1.5)
+    found = diverge(a, b, DivergenceSettings(window_tokens=15, min_windows=2, bootstrap_resamples=100))
+    assert [(one.start, one.stop, one.positions) for one in found.windows] == [
+        (0, 15, 3),
+        (15, 30, 4),
+        (30, 45, 4),
+        (45, 48, 1),
+    ]
+
+
 def write_spans(path, prompt, spans):
     path.write_text(json.dumps({"prompt": prompt, "spans": spans}), encoding="utf-8")
     return path

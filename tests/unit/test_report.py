@@ -179,11 +179,21 @@ def test_a_chance_arm_is_loud_and_has_no_figure(build: Build) -> None:
     results = build({"broken": GRID * 100, "w8a8": GRID}, chance=("broken",))
     row = claim_rows(read_evidence(results))[0]
     assert row.notice is not None
-    assert row.notice.startswith("NOT THE MODEL’S OUTPUT: its greedy tokens agree with the reference’s at 1.00 %")
+    assert row.notice.startswith("NOT THE MODEL’S OUTPUT: its greedy tokens agree with the reference’s at 1.00\u00a0%")
     assert row.mean == row.flips == ""
     page = body(render_report(results))
     assert page.count("NOT THE MODEL’S OUTPUT") >= 3
     assert number(100 * GRID.mean()) not in page
+    drawn = all_figures(read_evidence(results))
+    assert all(trace.visible == "legendonly" for trace in drawn["context-1"].data if trace.meta == "broken")
+    assert {trace.name for trace in drawn["distribution"].data} == {"w8a8"}
+
+
+def test_a_page_holds_nothing_but_a_chance_arm(build: Build) -> None:
+    page = body(render_report(build({"broken": GRID}, chance=("broken",))))
+    assert 'id="flips-1"' in page
+    assert 'id="distribution"' in page
+    assert 'class="plot" id="distribution"' not in page
 
 
 def test_an_arm_with_no_divergence_keeps_the_axes_finite(build: Build) -> None:
@@ -297,8 +307,9 @@ def test_positions_of_another_variant_are_an_error(build: Build) -> None:
 
 @pytest.mark.parametrize(
     ("value", "written"),
-    [(0, "0"), (0.0616028, "0.0616"), (0.06, "0.0600"), (1.2345e-7, "1.23e-7"), (0.0009996, "0.00100"), (0.00099, "9.90e-4"),
-     (12.34, "12.3"), (999.6, "1000"), (123456, "1.23e5"), ("Infinity", "∞"), ("NaN", "undefined")],
+    [(0, "0"), (0.0616028, "0.0616"), (0.06, "0.0600"), (1.2345e-7, "1.23e-7"), (0.0009996, "0.00100"),
+     (0.00099, "9.90e-4"), (12.34, "12.3"), (999.6, "1000"), (123456, "1.23e5"), ("Infinity", "∞"),
+     ("NaN", "undefined")],
 )  # fmt: skip
 def test_numbers_have_three_significant_digits(value: Any, written: str) -> None:
     assert number(value) == written
@@ -308,4 +319,4 @@ def test_numbers_have_three_significant_digits(value: Any, written: str) -> None
     ("part", "whole", "written"), [(0, 9, "0 %"), (9, 9, "100 %"), (5, 42, "11.9 %"), (99999, 100000, "> 99.9 %")]
 )
 def test_shares_are_zero_or_hundred_only_where_they_are(part: int, whole: int, written: str) -> None:
-    assert percent(part, whole) == written
+    assert percent(part, whole).replace("\u00a0", " ") == written

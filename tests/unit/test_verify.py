@@ -180,8 +180,10 @@ def test_a_stored_bit_that_was_flipped_is_detected(write_capture, bits):
         dataset.id.write(h5py.h5s.ALL, h5py.h5s.ALL, changed, mtype=hdf5_type("bfloat16"))
     with pytest.raises(CaptureFileError, match="prompt words, row 5"):
         verify_arm([path])
-    with pytest.raises(CaptureFileError, match="prompt words, row 5"):
-        verify_files(path, path)
+    good = write_capture("good.h5", bits)
+    for pair in ((path, good), (good, path)):
+        with pytest.raises(CaptureFileError, match=r"launch1\.h5, prompt words, row 5"):
+            verify_files(*pair)
 
 
 def test_a_row_digest_that_was_changed_is_detected(write_capture, bits):

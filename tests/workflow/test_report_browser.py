@@ -101,7 +101,7 @@ def test_an_arm_is_hidden_in_all_figures_at_once(page: webdriver.Chrome) -> None
         "return [...document.querySelectorAll('.plot')].flatMap(plot => plot.data)"
         ".filter(trace => trace.meta === arguments[0] && trace.visible === true).length"
     )
-    assert page.execute_script(count, arm) == 4
+    assert page.execute_script(count, arm) == 6
     page.execute_script("arguments[0].click()", box)
     assert page.execute_script(count, arm) == 0
     assert not page.find_element(By.CSS_SELECTOR, f"#context input[data-arm='{arm}']").is_selected()

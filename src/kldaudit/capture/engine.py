@@ -15,10 +15,13 @@ from typing import Any
 from kldaudit.audit import ArmSpec, Settings
 from kldaudit.capture.asked import Asked, checkpoint_scheme, compare_selected
 from kldaudit.capture.manifest import Manifest, record_environment
+from kldaudit.history import PromptRecord
 from kldaudit.records import read_json, write_json
 
 EXTENSION = "kldaudit.capture.worker.CaptureExtension"
 PROFILED_TOKENS = 256
+OURS = "kldaudit:"
+"""Begins the message of what our own hooks raise inside the engine."""
 
 
 class RefusedError(Exception):
@@ -60,7 +63,8 @@ class Launch:
         self.job = job
         self.spec = ArmSpec.read(Path(job["spec"]))
         self.folder = Path(job["folder"])
-        self.prompts = {name: read_json(Path(path)) for name, path in job["prompts"].items()}
+        prompts = {name: PromptRecord.read(Path(path)) for name, path in job["prompts"].items()}
+        self.prompts = {name: prompt.token_ids for name, prompt in prompts.items()}
         self.arguments = engine_arguments(self.spec.settings, job["checkpoint"])
         self.asked: list[Asked] = []
         self.selected: dict[str, Any] = {}
@@ -95,6 +99,8 @@ class Launch:
         except (OSError, MemoryError):
             raise
         except Exception as error:
+            if OURS in str(error):
+                raise
             traceback.print_exc()
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise RefusedError(f"{type(error).__name__}: {' '.join(lines)[:600]}") from error
@@ -112,7 +118,7 @@ class Launch:
 
     def _replay_all(self) -> None:
         capture = self.spec.capture
-        total = sum(len(p["token_ids"]) // capture.every for p in self.prompts.values()) * capture.passes
+        total = sum(len(token_ids) // capture.every for token_ids in self.prompts.values()) * capture.passes
         self.event(stage="capturing", total=total)
         attributes = {
             "audit": self.spec.audit,
@@ -124,8 +130,8 @@ class Launch:
         keep = False
         try:
             for number in range(1, capture.passes + 1):
-                for name, prompt in self.prompts.items():
-                    self._replay(name, number, prompt["token_ids"])
+                for name, token_ids in self.prompts.items():
+                    self._replay(name, number, token_ids)
             keep = True
         finally:
             self._call("kldaudit_close", keep)
@@ -153,7 +159,7 @@ class Launch:
         self.llm.generate([{"prompt_token_ids": token_ids}], greedy, use_tqdm=False)
 
     def _profile(self) -> None:
-        token_ids = next(iter(self.prompts.values()))["token_ids"][:PROFILED_TOKENS]
+        token_ids = next(iter(self.prompts.values()))[:PROFILED_TOKENS]
         self._call("kldaudit_kernels", True)
         self._prefill(token_ids)
         self.kernels = self._call("kldaudit_kernels", False)

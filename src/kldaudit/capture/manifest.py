@@ -23,8 +23,8 @@ NUMERIC_PREFIXES = (
 )  # fmt: skip
 """Beginnings of the names of environment variables that can change the numbers, the threads or the code path."""
 
-RANDOM_NAMES = ("VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
-"""Variables that vLLM sets to a fresh random name in every process."""
+EPHEMERAL = ("TORCHINDUCTOR_CACHE_DIR", "VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
+"""Variables that the engine sets itself, to a folder of the user's or to a fresh random name in every process."""
 
 DPKG_FORMAT = (
     "${binary:Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
@@ -94,7 +94,7 @@ def numeric_environment() -> dict[str, str]:
     return {
         name: value.replace(sys.prefix, "{environment}")
         for name, value in sorted(os.environ.items())
-        if name.startswith(NUMERIC_PREFIXES) and name not in RANDOM_NAMES
+        if name.startswith(NUMERIC_PREFIXES) and name not in EPHEMERAL
     }
 
 

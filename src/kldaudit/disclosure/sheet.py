@@ -35,7 +35,7 @@ class Claim(Frozen):
     variant: str
     outcome: Literal["measured", "refused", "not the model"]
     sentence: str
-    mean_kl: float | None = Field(description="Mean KL(reference‖variant), nats.")
+    mean_kl: float | None = Field(description="Mean KL(reference‖variant), nats; null if refused or infinite.")
     low: float | None = Field(description="Lower end of the 95 % interval, nats.")
     high: float | None
     positions: int | None
@@ -104,8 +104,7 @@ def fill(spec: FieldSpec, records: dict[str, Any]) -> Disclosed:
         value = spec.words(*values)
     except (KeyError, TypeError, StopIteration) as error:
         return filled(NOT_DISCLOSED, f"incomplete record of {', '.join(spec.sources)}: {error!r} is missing")
-    unknown = any(isinstance(one, str) and one.startswith("unknown:") for one in values)
-    return filled("unknown" if unknown else "disclosed", value.removeprefix("unknown: "), spec.known)
+    return filled("unknown" if "unknown:" in value else "disclosed", value.removeprefix("unknown: "), spec.known)
 
 
 def gather(results: Path) -> tuple[Audit, dict[str, dict[str, Any]]]:
@@ -139,7 +138,7 @@ def claim_line(variant: str, records: dict[str, Any]) -> Claim:
     """The variant's figure in one sentence, with what limits it."""
     divergence = records["variant"]["divergence"]
     asked = records["variant"]["manifest"].get("asked", [])
-    as_asked = all(line["honoured"] for line in asked)
+    as_asked = bool(asked) and all(line["honoured"] for line in asked)
     outcomes = [records[side]["verification"]["outcome"] for side in ("reference", "variant")]
     verified = outcomes == ["identical", "identical"]
     overall = divergence.get("overall")
@@ -175,7 +174,7 @@ def claim_line(variant: str, records: dict[str, Any]) -> Claim:
         variant=variant,
         outcome="not the model" if chance["is_chance"] else "measured",
         sentence=sentence,
-        mean_kl=float(overall["mean"]),
+        mean_kl=None if overall["infinite"] else overall["mean"],
         low=interval["low"],
         high=interval["high"],
         positions=overall["positions"],

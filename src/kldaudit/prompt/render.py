@@ -53,16 +53,21 @@ def render_chat(source: dict[str, Any], tokenizer: Any) -> tuple[str, list[dict[
         messages, tools = fold_tools(messages, tools), None
     text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
     spans = []
-    end = 0
+
+    def length(turns: int, **options: bool) -> int:
+        prefix = tokenizer.apply_chat_template(messages[:turns], tools=tools, tokenize=False, **options)
+        return _common_length(prefix, text)
+
     for turn, message in enumerate(messages):
-        prefix = tokenizer.apply_chat_template(messages[: turn + 1], tools=tools, tokenize=False)
-        common = _common_length(prefix, text)
-        start, end = end, common
+        if message["role"] not in ("assistant", "tool"):
+            continue
+        start = length(turn, add_generation_prompt=message["role"] == "assistant")
+        end = length(turn + 1)
         inside = text[start:end]
         if message["role"] == "assistant":
             spans.append({"kind": "generated", "turn": turn, "start": start, "end": end})
             spans += _found(CALL, "tool_call", inside, start, turn)
-        elif message["role"] == "tool":
+        else:
             spans += _found(RESULT, "tool_result", inside, start, turn)
     return text, spans, native
 

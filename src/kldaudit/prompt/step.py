@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kldaudit.digests import file_sha256, text_sha256
 from kldaudit.errors import PromptError
-from kldaudit.records import Frozen, Record, digests_of, first_error, read_json, read_text
+from kldaudit.history import PromptRecord
+from kldaudit.records import Frozen, digests_of, first_error, read_json, read_text
 from kldaudit.runtime import Image, last_lines, run_in_engine
 
 
@@ -45,31 +46,6 @@ class Chat(BaseModel):
     licence: str
     tools: list[dict[str, Any]] = []
     messages: list[Message] = Field(min_length=1)
-
-
-class Span(Frozen):
-    """Tokens start … end - 1 of the history."""
-
-    kind: Literal["generated", "tool_call", "tool_result"]
-    turn: int = Field(description="Index of the message.")
-    start: int
-    end: int
-
-
-class PromptRecord(Record):
-    """A forced token history (``prompts/{id}.json``)."""
-
-    prompt: str
-    about: str = Field(description="What the text is and where it comes from.")
-    rendering: str = Field(description="How messages became text.")
-    bos: str = Field(description="How a BOS token is handled.")
-    begins_with_bos: bool
-    tokenizer_sha256: str = Field(description="SHA-256 of tokenizer.json.")
-    chat_template_sha256: str = Field(description="SHA-256 of the chat template, or `unknown: why`.")
-    text_sha256: str = Field(description="SHA-256 of the rendered text.")
-    n_tokens: int
-    token_ids: list[int]
-    spans: list[Span]
 
 
 def render_prompt(

@@ -127,29 +127,41 @@ def flip_figure(evidence: Evidence, prompt: str) -> go.Figure:
 
 
 def context_figure(evidence: Evidence, prompt: str) -> go.Figure:
-    """KL(reference‖variant) at every stored position of a prompt, a trace an arm."""
+    """KL(reference‖variant) along a prompt, an arm a line of its windows' means over dots, one a stored position."""
     figure, style = go.Figure(), styles(evidence)
     scale = LogScale.of(np.concatenate([np.zeros(0), *(one.columns[prompt]["kl"] for one in evidence.measured)]))
     for variant in evidence.measured:
         positions, kl = variant.columns[prompt]["positions"], variant.columns[prompt]["kl"]
-        trace = _trace(variant, style[variant.name], 5, width=0.9)
+        windows = [one for one in variant.divergence["windows"] if one["prompt"] == prompt]
+        means = np.array([float(one["mean"]) for one in windows])
+        trace = _trace(variant, style[variant.name], 8)
         figure.add_scatter(
             x=positions.tolist(),
             y=scale.place(kl).tolist(),
             text=[f"position {i}: {number(value)} nats" for i, value in zip(positions.tolist(), kl, strict=True)],
+            **{**trace, "mode": "markers", "marker": {**trace["marker"], "size": 4.5, "line": {"width": 1}}},
+            opacity=0.5,
+        )
+        figure.add_scatter(
+            x=[(one["start"] + one["stop"] - 1) / 2 for one in windows],
+            y=scale.place(means).tolist(),
+            text=[
+                f"tokens {one['start']}–{one['stop'] - 1}: mean {number(mean)} nats"
+                for one, mean in zip(windows, means, strict=True)
+            ],
             **trace,
         )
     return _laid_out(figure, evidence, prompt, "KL(reference‖variant), nats", scale.axis(), scale.lines("y"), 380)
 
 
-def _trace(variant: Variant, style: Style, size: int, width: float = 1.8) -> dict[str, Any]:
+def _trace(variant: Variant, style: Style, size: int) -> dict[str, Any]:
     name = f"{variant.name} (NOT THE MODEL)" if variant.is_chance else variant.name
     return {
         "mode": "lines+markers",
         "name": name,
         "meta": variant.name,
         "visible": "legendonly" if variant.is_chance else True,
-        "line": {"color": style.colour, "dash": style.dash, "width": width},
+        "line": {"color": style.colour, "dash": style.dash, "width": 1.8},
         "marker": {"symbol": f"{style.marker}-open", "size": size, "line": {"width": 1.4}, "color": style.colour},
         "cliponaxis": False,
         "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
@@ -179,8 +191,12 @@ def _laid_out(
 
 
 def distribution_figure(evidence: Evidence) -> go.Figure:
-    """KL at all positions, a strip an arm, with the quantiles and the mean of the record."""
-    figure, style, arms = go.Figure(), styles(evidence), evidence.measured
+    """KL at all positions, a strip an arm, with the quantiles and the mean of the record.
+
+    What is not the model's output is left out: beside the others it would look like a figure.
+    """
+    figure, style = go.Figure(), styles(evidence)
+    arms = [one for one in evidence.measured if not one.is_chance]
     scale = LogScale.of(np.concatenate([np.zeros(0), *(one.kl() for one in arms)]))
     notes = [_heading("KL(reference‖variant), nats")]
     for row, variant in enumerate(arms):
@@ -236,11 +252,10 @@ def _strip_notes(variant: Variant, row: int) -> list[dict[str, Any]]:
         for n, word in ((int((kl == 0).sum()), "exactly 0"), (int(np.isinf(kl).sum()), "infinite"))
         if n
     ]
-    name = f"<b>{variant.name}</b>" + (": NOT THE MODEL’S OUTPUT" if variant.is_chance else "")
-    colour = "#a3001b" if variant.is_chance else INK
+    name = f"<b>{variant.name}</b>"
     base = {"xref": "paper", "y": row + 0.17, "yanchor": "bottom", "showarrow": False, "bgcolor": "#ffffff"}
     return [
-        {**base, "x": 0, "xanchor": "left", "text": name, "font": {"size": 12.5, "color": colour}},
+        {**base, "x": 0, "xanchor": "left", "text": name, "font": {"size": 12.5}},
         {**base, "x": 1, "xanchor": "right", "text": ", ".join(parts), "font": {"size": 11.5, "color": "#4b5563"}},
     ][: 2 if parts else 1]
 

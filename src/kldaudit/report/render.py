@@ -75,7 +75,9 @@ def all_figures(evidence: Evidence) -> dict[str, go.Figure]:
     for number, prompt in enumerate(evidence.prompts, 1):
         found[f"flips-{number}"] = figures.flip_figure(evidence, prompt)
         found[f"context-{number}"] = figures.context_figure(evidence, prompt)
-    return {**found, "distribution": figures.distribution_figure(evidence)}
+    if not all(variant.is_chance for variant in evidence.measured):
+        found["distribution"] = figures.distribution_figure(evidence)
+    return found
 
 
 def script_json(content: Any) -> Markup:

@@ -84,7 +84,7 @@ def chance_notice(variant: Variant) -> str:
     return (
         f"{NOT_THE_MODEL}: its greedy tokens agree with the reference’s at {percent(chance['agreement'], 1)} of the "
         f"positions, where independent picks would agree at {percent(chance['expected'], 1)}. "
-        "Its KL measures no quantization and is not shown as a figure."
+        "Its KL is no measure of a quantization."
     )
 
 
@@ -117,7 +117,7 @@ def _as_asked(arm: Arm) -> Mark:
     if not asked:
         return Mark(False, "unknown: the manifest compares no settings")
     wrong = [f"{one['setting']}: asked {one['asked']}, ran {one['got']}" for one in asked if not one["honoured"]]
-    return Mark(not wrong, "; ".join(wrong) or f"all {len(asked)} settings compared")
+    return Mark(not wrong, "; ".join(wrong) or f"{count(len(asked), 'setting')} compared")
 
 
 def interval_notes(evidence: Evidence) -> list[str]:

@@ -25,11 +25,11 @@ def number(value: Any) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in per cent: three significant digits, and exactly 0 or 100 only where it is."""
+    """A share in per cent: three significant digits, and exactly 0 or 100 only where it is; with a no-break space."""
     if part in (0, whole):
-        return "0 %" if part == 0 else "100 %"
+        return "0\u00a0%" if part == 0 else "100\u00a0%"
     share = number(100 * part / whole)
-    return "> 99.9 %" if share == "100" else f"{share} %"
+    return "> 99.9\u00a0%" if share == "100" else f"{share}\u00a0%"
 
 
 def count(n: int, one: str, many: str | None = None) -> str:
