@@ -97,9 +97,10 @@ def test_only_variables_that_can_change_the_numbers_are_recorded(monkeypatch):
     assert "EDITOR" not in found
 
 
-def test_names_that_are_random_in_every_process_are_not_recorded(monkeypatch):
-    monkeypatch.setenv("VLLM_DIST_IDENT", "vllm_dist_8036e61d")
-    assert "VLLM_DIST_IDENT" not in numeric_environment()
+@pytest.mark.parametrize("name", ["VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME", "TORCHINDUCTOR_CACHE_DIR"])
+def test_names_that_the_engine_makes_up_are_not_recorded(monkeypatch, name):
+    monkeypatch.setenv(name, "/tmp/8036e61d")
+    assert name not in numeric_environment()
 
 
 def test_the_environments_own_folder_is_not_recorded(monkeypatch):
