@@ -24,6 +24,7 @@ from kldaudit.runtime import FIXED
 
 
 def main() -> None:
+    """Time the kinds in turn and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--prompt", default="agent")

@@ -124,7 +124,7 @@ class DivergenceSettings(Frozen):
 
     window_tokens: int = Field(8000, ge=1, description="Tokens in a window of a long prompt.")
     min_windows: int = Field(
-        8, ge=1, description="A prompt too short for this many windows is cut into this many instead."
+        8, ge=1, description="A shorter prompt has windows of this share of it, rounded up to whole sampling steps."
     )
     bootstrap_resamples: int = Field(2000, ge=100, description="Resamples of the interval of the mean.")
     bootstrap_seed: int = Field(0, description="Seed of the resampling.")
@@ -171,7 +171,7 @@ class Audit(Record):
 
     @property
     def variants(self) -> list[str]:
-        """Names of all other arms, in the file's order."""
+        """Names of all other arms."""
         return [name for name, arm in self.arms.items() if not arm.reference]
 
 
@@ -199,10 +199,10 @@ def parse_audit(content: Any, *, where: str) -> Audit:
     try:
         if not isinstance(content, dict):
             raise ValueError("the top level is not a mapping")
-        shared = content.get("settings") or {}
-        arms = content.get("arms") or {}
-        if not isinstance(shared, dict) or not isinstance(arms, dict):
-            raise ValueError("settings and arms are mappings")
+        foreign = {"schema_version", "parents"} & set(content)
+        if foreign:
+            raise ValueError(f"{', '.join(sorted(foreign))} belongs to records, not to an audit file")
+        shared, arms = _mapping(content, "settings"), _mapping(content, "arms")
         return Audit.model_validate(
             {key: value for key, value in content.items() if key != "settings"}
             | {"arms": {name: _complete(name, arm, shared) for name, arm in arms.items()}}
@@ -223,16 +223,31 @@ def parse_audit(content: Any, *, where: str) -> Audit:
 def _complete(name: str, arm: Any, shared: dict[str, Any]) -> Any:
     if not isinstance(arm, dict):
         raise ValueError(f"arm {name} is not a mapping")
-    own = arm.get("settings") or {}
-    if not isinstance(own, dict):
-        raise ValueError(f"the settings of arm {name} are not a mapping")
-    return {**arm, "settings": {**shared, **own}}
+    return {**arm, "settings": {**shared, **_mapping(arm, "settings")}}
+
+
+def _mapping(content: dict[str, Any], key: str) -> dict[str, Any]:
+    value = content.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{key} is not a mapping")
+    return value or {}
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A safe YAML loader that refuses a mapping with the same key twice, where YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def read_audit(path: Path) -> Audit:
     """Read and validate an audit file."""
     try:
-        content = yaml.safe_load(read_text(path))
+        content = yaml.load(read_text(path), _StrictLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise AuditError(
             "the audit file is not YAML",

@@ -230,6 +230,9 @@ class Capture:
         kinds = {name: (group[name].dtype.kind, group[name].ndim) for name in wanted}
         if kinds != wanted:
             self._refuse_prompt(prompt, "parts of the wrong kind", wanted, kinds)
+        if not group["logits"].id.get_type().equal(hdf5_type(str(self.file.attrs["logits_dtype"]))):
+            found = f"a type of {group['logits'].dtype.itemsize} bytes, {group['logits'].dtype}"
+            self._refuse_prompt(prompt, "logits of another type", str(self.file.attrs["logits_dtype"]), found)
         positions = group["positions"][:]
         if not len(positions) or positions.min() < 0 or positions.max() >= len(group["token_ids"]):
             self._refuse_prompt(

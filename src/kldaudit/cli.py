@@ -14,7 +14,7 @@ from kldaudit.errors import KldauditError
 from kldaudit.records import write_json, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-out = Console(markup=False, highlight=False)
+out = Console(markup=False, highlight=False, soft_wrap=True)
 
 AuditFile = Annotated[Path, typer.Option("--audit", help="The audit file.")]
 Output = Annotated[Path, typer.Option("--output", help="The record to write.")]

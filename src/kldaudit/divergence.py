@@ -56,7 +56,7 @@ def compare_rows(reference: F64, variant: F64) -> dict[str, F64]:
     """
     log_p, log_q = _log_probs(reference), _log_probs(variant)
     p, q = np.exp(log_p), np.exp(log_q)
-    log_m = np.logaddexp(log_p, log_q) - np.log(2.0)
+    log_m = _log_mean(log_p, log_q)
     top = reference.argmax(axis=1)
     top_variant = variant.argmax(axis=1)
     rows = np.arange(len(reference))
@@ -94,6 +94,13 @@ def _kl(p: F64, log_p: F64, log_q: F64) -> F64:
         apart = p * difference + (np.exp(log_q) - p)
         terms = np.where(p > 0, np.where(np.abs(difference) < 1, close, apart), np.exp(log_q))
     return np.asarray(np.maximum(terms, 0.0).sum(axis=1))
+
+
+def _log_mean(log_p: F64, log_q: F64) -> F64:
+    """Log of (p + q) / 2, from logs: exactly log p where the two are equal, finite where either is."""
+    with np.errstate(invalid="ignore"):
+        gap = np.where(log_p == log_q, 0.0, -np.abs(log_p - log_q))
+    return np.asarray(np.maximum(log_p, log_q) + np.log1p(0.5 * np.expm1(gap)))
 
 
 def _entropy(p: F64, log_p: F64) -> F64:
@@ -172,7 +179,7 @@ class Chance(Frozen):
 
     agreement: float = Field(description="Observed top-1 agreement.")
     expected: float = Field(description="Σ over tokens of (share in the reference) · (share in the variant).")
-    is_chance: bool = Field(description="Observed is within three standard errors of expected, or below.")
+    is_chance: bool = Field(description="Observed is below one half and below expected + 3 standard errors.")
 
 
 class Divergence(Record):
@@ -200,6 +207,14 @@ class Divergence(Record):
     chance: Chance | None = None
 
 
+def _quantile(values: F64, level: float) -> float:
+    """Linear interpolation between order statistics, which may be +inf."""
+    place = (len(values) - 1) * level
+    below, above = np.sort(values)[[int(np.floor(place)), int(np.ceil(place))]]
+    fraction = place - np.floor(place)
+    return float(below if fraction == 0 or below == above else below + fraction * (above - below))
+
+
 def quantiles(values: F64, levels: tuple[float, ...]) -> list[Quantile]:
     """Quantiles by linear interpolation; one with fewer than MIN_BEYOND positions beyond it is withheld."""
     found = []
@@ -209,9 +224,7 @@ def quantiles(values: F64, levels: tuple[float, ...]) -> list[Quantile]:
             reason = f"{beyond:.1f} positions lie beyond it, at least {MIN_BEYOND} are needed"
             found.append(Quantile(q=level, value=None, withheld=reason))
         else:
-            with np.errstate(invalid="ignore"):
-                value = float(np.quantile(values, level))
-            found.append(Quantile(q=level, value=np.inf if np.isnan(value) else value))
+            found.append(Quantile(q=level, value=_quantile(values, level)))
     return found
 
 
@@ -287,7 +300,7 @@ def chance_agreement(top_reference: NDArray[np.int64], top_variant: NDArray[np.i
     expected = float(share_a @ share_b)
     observed = float((top_reference == top_variant).mean())
     error = float(np.sqrt(max(expected * (1 - expected), 1 / n) / n))
-    return Chance(agreement=observed, expected=expected, is_chance=observed <= expected + 3 * error)
+    return Chance(agreement=observed, expected=expected, is_chance=observed < min(0.5, expected + 3 * error))
 
 
 def check_alignment(reference: Capture, variant: Capture) -> None:

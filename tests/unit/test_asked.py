@@ -200,7 +200,6 @@ def test_activations_of_online_quantization_are_named_by_its_method(selected):
     assert (one.asked, one.got, one.honoured) == ("fp8", "Fp8OnlineLinearMethod", True)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: activations of a scheme that no layer runs count as honoured")
 def test_activations_of_online_quantization_that_is_ignored_are_not_honoured(selected):
     assert not line("activation_quantization", Settings(quantization="fp8"), None, selected).honoured
 
@@ -258,6 +257,5 @@ def test_a_checkpoints_scheme_is_named_from_its_config(config, scheme):
     assert checkpoint_scheme(config) == scheme
 
 
-@pytest.mark.xfail(strict=True, reason="bug: no quantizable layer at all counts as honoured")
 def test_a_scheme_that_no_layer_runs_is_not_honoured(selected):
     assert not line("weight_quantization", Settings(), "W4A16-INT", {**selected, "linear": []}).honoured

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from conftest import AUDIT, BIN, ROOT, kldaudit, manifest, snakemake
+from tiny_run import AUDIT, BIN, ROOT, kldaudit, manifest, snakemake
 
 from kldaudit.capture_file import Capture, refusal
 from kldaudit.digests import file_sha256

@@ -60,7 +60,7 @@ def compare_selected(settings: Settings, scheme: str | None, selected: dict[str,
 
 
 def checkpoint_scheme(config: dict[str, Any]) -> str | None:
-    """Name such as W4A16 of the quantization in a checkpoint's config.json; None if it has none.
+    """Name such as W4A16-INT of the quantization in a checkpoint's config.json; None if it has none.
 
     The activation half is 16 where the scheme leaves activations alone.
     """
@@ -72,7 +72,7 @@ def checkpoint_scheme(config: dict[str, Any]) -> str | None:
         return str(quantization.get("quant_method", "unknown"))
     names = set()
     for group in groups.values():
-        weights, activations = group["weights"], group.get("input_activations")
+        weights, activations = group.get("weights") or {"type": "float", "num_bits": 16}, group.get("input_activations")
         kind = {"int": "INT", "float": "FP"}.get(weights["type"], weights["type"])
         names.add(f"W{weights['num_bits']}A{activations['num_bits'] if activations else 16}-{kind}")
     return "+".join(sorted(names))
@@ -129,15 +129,16 @@ def _weights(settings: Settings, scheme: str | None, selected: dict[str, Any]) -
         else "/".join([layer["scheme"] or layer["method"], *layer["kernels"]])
         for layer in layers
     ]
-    honoured = set(got) <= {"none"} if asked == "none" else "none" not in got
+    honoured = set(got) <= {"none"} if asked == "none" else bool(got) and "none" not in got
     return Asked(setting="weight_quantization", asked=asked, got=_counted(got) or "none", honoured=honoured)
 
 
 def _activations(settings: Settings, scheme: str | None, selected: dict[str, Any]) -> Asked:
     """Where the scheme leaves activations at 16 bits, no kernel may quantize them."""
     asked = settings.quantization or scheme or "none"
-    sixteen = asked == "none" or "A16" in asked
+    sixteen = asked == "none" or all("A16" in group for group in asked.split("+"))
     layers = _quantizable(selected)
+    unquantized = any(layer["method"].startswith(UNQUANTIZED) for layer in layers)
     integer = [layer for layer in layers if layer["activations"] == "int8"]
     if integer:
         got = f"int8 in {len(integer)} of {len(layers)} layers"
@@ -147,7 +148,7 @@ def _activations(settings: Settings, scheme: str | None, selected: dict[str, Any
         setting="activation_quantization",
         asked="16-bit" if sixteen else asked,
         got=got,
-        honoured=not (sixteen and integer),
+        honoured=not integer if sixteen else bool(layers) and not unquantized,
     )
 
 

@@ -81,7 +81,7 @@ def record_environment() -> dict[str, Any]:
         "debian_packages": debian_packages(),
         "operating_system": _operating_system(),
         "kernel": f"{platform.system()} {platform.release()}",
-        "libc": " ".join(platform.libc_ver()) or "unknown: platform.libc_ver() says nothing",
+        "libc": " ".join(filter(None, platform.libc_ver())) or "unknown: platform.libc_ver() says nothing",
         "cpu": cpu(),
         "gpu": gpus(),
         "torch": torch_build(),

@@ -26,7 +26,10 @@ class RowDigester:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Digest rows [n, columns] of any dtype; returns int64 [n], the bits of the uint64 digest."""
-        data = rows.detach().contiguous().view(torch.uint8)
+        rows = rows.detach().contiguous()
+        if rows.storage_offset() * rows.element_size() % 8:
+            rows = rows.clone()
+        data = rows.view(torch.uint8)
         if data.shape[-1] % 8:
             data = torch.nn.functional.pad(data, (0, -data.shape[-1] % 8))
         words = data.view(torch.int64)

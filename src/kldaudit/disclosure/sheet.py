@@ -59,7 +59,7 @@ class Disclosure(Record):
     kldaudit_version: str
     method_version: str
     claims: list[Claim]
-    shared: list[Disclosed] = Field(description="Fields with the same value for every variant.")
+    shared: list[Disclosed] = Field(description="Fields with the same value for every variant that ran.")
     sheets: list[Sheet]
 
 
@@ -123,6 +123,16 @@ def gather(results: Path) -> tuple[Audit, dict[str, dict[str, Any]]]:
         records["divergence"] = read_json(results / "divergence" / f"{variant}.json")
         comparisons[variant] = {**shared, "variant": records}
     return audit, comparisons
+
+
+def record_paths(results: Path, audit: Audit) -> list[Path]:
+    """The records that the sheet stands on."""
+    names = ["spec", "image"]
+    names += [f"checkpoints/{name}" for name in audit.checkpoints] + [f"prompts/{name}" for name in audit.prompts]
+    names += [f"{folder}/{arm}" for folder in ("arms", "verification") for arm in audit.arms]
+    names += [f"divergence/{variant}" for variant in audit.variants]
+    manifests = [path for arm in audit.arms for path in results.glob(f"captures/{arm}/launch*.manifest.json")]
+    return sorted([*(results / f"{name}.json" for name in names), *manifests])
 
 
 def _arm_records(results: Path, audit: Audit, arm: str) -> dict[str, Any]:
@@ -192,9 +202,8 @@ def disclose(results: Path) -> Disclosure:
     columns = [list(column) for column in zip(*(filled[variant] for variant in ran), strict=True)]
     same = {column[0].key for column in columns if all(one == column[0] for one in column)}
     shared = [column[0] for column in columns if column[0].key in same]
-    paths = sorted(path for path in results.rglob("*.json") if path.name != "disclosure.json")
     return Disclosure(
-        parents={str(path.relative_to(results)): file_sha256(path) for path in paths},
+        parents={str(path.relative_to(results)): file_sha256(path) for path in record_paths(results, audit)},
         audit=audit.name,
         reference=audit.reference,
         kldaudit_version=__version__,
@@ -212,7 +221,7 @@ def markdown(disclosure: Disclosure) -> str:
     """The sheet as Markdown."""
     lines = [f"# Disclosure sheet: {disclosure.audit}", "", f"Reference: `{disclosure.reference}`.", ""]
     lines += [f"- {claim.sentence}" for claim in disclosure.claims]
-    lines += ["", "## The same for every variant", ""]
+    lines += ["", "## The same for every variant that ran", ""]
     lines += _table(disclosure.shared)
     for sheet in disclosure.sheets:
         lines += ["", f"## {sheet.variant}", "", *_table(sheet.fields)]
