@@ -193,7 +193,7 @@ class CaptureExtension:
         else:
             self._kldaudit_keep_differences(logits, digests)
         replay.row_digests.append(digests.cpu())
-        replay.nonfinite += int((torch.isnan(logits).any(-1) | torch.isposinf(logits).any(-1)).sum())
+        replay.nonfinite += int((~(logits.amax(-1) < torch.inf)).sum())  # amax passes NaN on
         replay.taken += len(rows)
 
     def _kldaudit_store(self, logits: torch.Tensor) -> None:
