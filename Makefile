@@ -7,9 +7,11 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: report test lint lock clean
 
 report: .venv/workflow
+	envs/debian.sh libnuma1
 	snakemake --cores all report
 
 test: .venv/dev
+	envs/debian.sh libnuma1 chromium chromium-driver hdf5-tools
 	pytest
 
 lint: .venv/dev

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import h5py
+import jsonschema
 import numpy as np
 import pytest
 import yaml
@@ -425,3 +426,19 @@ def test_a_command_line_that_is_none_exits_with_2(run, arguments):
     code, _, err = run(*arguments)
     assert code == 2
     assert "Usage: kldaudit" in err
+
+
+@pytest.mark.parametrize(
+    ("of", "committed"), [("audit", "config/schema.json"), ("disclosure", "manifests/schemas/disclosure.schema.json")]
+)
+def test_the_committed_schema_is_in_step_with_the_code(run, tmp_path, of, committed):
+    run("schema", "--of", of, "--output", tmp_path / "schema.json")
+    root = Path(__file__).parents[2]
+    assert (tmp_path / "schema.json").read_text(encoding="utf-8") == (root / committed).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("audit", ["config/audits/smollm2-cpu.yaml", "tests/data/tiny.yaml"])
+def test_the_projects_own_audits_fit_the_committed_schema(audit):
+    root = Path(__file__).parents[2]
+    schema = json.loads((root / "config/schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(yaml.safe_load((root / audit).read_text(encoding="utf-8")), schema)
