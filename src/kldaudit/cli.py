@@ -173,7 +173,7 @@ def divergence(
 ) -> None:
     """Compute KL(reference‖variant) in nats, FP64, from the stored bits."""
     from kldaudit.audit import DivergenceSettings
-    from kldaudit.divergence import diverge
+    from kldaudit.divergence.step import diverge
 
     settings = read_audit(audit).divergence if audit else DivergenceSettings()
     found = diverge(

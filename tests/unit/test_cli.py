@@ -13,7 +13,7 @@ import kldaudit
 from kldaudit.audit import audit_schema
 from kldaudit.capture_file import write_refusal
 from kldaudit.cli import main
-from kldaudit.divergence import Divergence
+from kldaudit.divergence.step import Divergence
 from kldaudit.verify import Verification
 
 COMMAND = str(Path(sys.executable).with_name("kldaudit"))

@@ -13,20 +13,16 @@ from hypothesis.extra import numpy as arrays
 from kldaudit import METHOD_VERSION
 from kldaudit.audit import DivergenceSettings
 from kldaudit.capture_file import Capture, float_values, write_refusal
-from kldaudit.divergence import (
-    COLUMNS,
+from kldaudit.divergence.rows import COLUMNS, compare_rows
+from kldaudit.divergence.statistics import (
     QUANTILES,
-    Divergence,
     bootstrap_mean,
     chance_agreement,
-    compare_prompt,
-    compare_rows,
-    diverge,
     quantiles,
-    span_of,
     summarise,
     window_length,
 )
+from kldaudit.divergence.step import Divergence, compare_prompt, diverge, span_of
 from kldaudit.errors import LogitsError, MismatchError, RecordError
 from kldaudit.history import PromptRecord, Span
 
@@ -555,7 +551,8 @@ def test_block_by_block_gives_the_same_as_all_rows_at_once(write_capture, dtype)
     a = write_capture("a.h5", logits, dtype=dtype)
     b = write_capture("b.h5", logits + random.normal(0, 0.1, logits.shape), dtype=dtype)
     with Capture(a) as reference, Capture(b) as variant:
-        found, tops = compare_prompt(reference, variant, "words")
+        one = compare_prompt(reference, variant, "words")
+        found, tops = one.columns, one.tops
     whole = compare_rows(values_of(a), values_of(b))
     for name in COLUMNS:
         np.testing.assert_allclose(found[name], whole[name], rtol=1e-14, atol=1e-300, err_msg=name)

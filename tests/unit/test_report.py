@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from kldaudit.audit import parse_audit
 from kldaudit.disclosure.sheet import disclose
-from kldaudit.divergence import COLUMNS, Chance, Divergence, Interval, Window, summarise
+from kldaudit.divergence.rows import COLUMNS
+from kldaudit.divergence.statistics import Chance, Interval, Window, summarise
+from kldaudit.divergence.step import Divergence
 from kldaudit.errors import RecordError
 from kldaudit.records import write_json
 from kldaudit.report import render_report
