@@ -12,7 +12,7 @@ import hdf5plugin
 import numpy as np
 from numpy.typing import NDArray
 
-from kldaudit.errors import CaptureFileError, KldauditError
+from kldaudit.errors import CaptureFileError, KldauditError, MismatchError
 
 FORMAT = "kldaudit-capture"
 FORMAT_VERSION = "1.0"
@@ -324,6 +324,27 @@ class Capture:
         total = len(self.positions(prompt))
         for start in range(0, total, rows):
             yield start, self.bits(prompt, start, min(start + rows, total))
+
+
+def check_launches(a: Capture, b: Capture) -> None:
+    """Refuse two captures that are not two launches of the same arm with the same settings."""
+    for name, one, other in (("arm", a.arm, b.arm), ("spec_sha256", a.spec_sha256, b.spec_sha256)):
+        if one != other:
+            raise MismatchError(
+                "the captures are not launches of one arm",
+                where=f"{a.path} and {b.path}",
+                expected=f"the same {name}: {one}",
+                found=other,
+                do="give captures that were made from the same spec",
+            )
+    if a.launch == b.launch:
+        raise MismatchError(
+            "the captures are the same launch",
+            where=f"{a.path} and {b.path}",
+            expected="two launches",
+            found=f"launch {a.launch} twice",
+            do="give captures of different launches",
+        )
 
 
 def refusal(path: Path) -> str | None:

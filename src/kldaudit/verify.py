@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from kldaudit.capture_file import Capture, refusal
+from kldaudit.capture_file import Capture, check_launches, refusal
 from kldaudit.digests import row_digests
 from kldaudit.errors import CaptureFileError, MismatchError
 from kldaudit.records import Frozen, Record, digests_of
@@ -90,6 +90,8 @@ def verify_arm(paths: list[Path]) -> Verification:
         passes = len(first.row_digest(first.prompts[0]))
         for path in paths:
             with Capture(path) as other:
+                if path != paths[0]:
+                    check_launches(first, other)
                 _check_comparable(first, other, passes=True)
                 check_integrity(other)
                 name = f"launch {other.launch}"

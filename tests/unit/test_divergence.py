@@ -751,9 +751,26 @@ def test_captures_of_different_positions_are_refused(write_capture, logits):
 
 def test_a_second_launch_of_another_history_is_refused(write_capture, logits):
     a, b = write_capture("a.h5", logits), write_capture("b.h5", logits)
-    second = write_capture("c.h5", logits, token_ids=np.ones(48))
-    with pytest.raises(MismatchError):
+    second = write_capture("c.h5", logits, token_ids=np.ones(48), launch=2)
+    with pytest.raises(MismatchError, match="token ids"):
         diverge(a, b, SETTINGS, second_launch=second)
+
+
+def test_another_arm_is_no_second_launch_of_the_reference(write_capture, logits):
+    a, b = write_capture("a.h5", logits), write_capture("b.h5", logits, arm="int8", launch=2)
+    with pytest.raises(MismatchError, match="not launches of one arm"):
+        diverge(a, b, SETTINGS, second_launch=b)
+
+
+def test_a_prompt_record_of_other_tokens_is_refused(write_capture, logits, tmp_path):
+    a, b = write_capture("a.h5", logits), write_capture("b.h5", logits)
+    other = PromptRecord(
+        prompt="words", about="a", rendering="a", bos="a", begins_with_bos=False, tokenizer_sha256="a",
+        chat_template_sha256="a", text_sha256="a", n_tokens=48, token_ids=list(range(1, 49)), spans=[],
+    )  # fmt: skip
+    other.write(tmp_path / "words.json")
+    with pytest.raises(MismatchError, match="prompt record words"):
+        diverge(a, b, SETTINGS, prompt_paths=[tmp_path / "words.json"])
 
 
 def test_a_missing_prompt_record_is_refused(write_capture, logits, tmp_path):

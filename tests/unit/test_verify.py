@@ -176,7 +176,8 @@ def test_an_arm_that_one_launch_refuses_differs(write_capture, bits, tmp_path):
 
 
 def test_a_verification_written_and_read_again_is_equal(write_capture, bits, tmp_path):
-    found = verify_arm([write_capture("launch1.h5", bits), write_capture("launch2.h5", with_change(bits, 7))])
+    paths = [write_capture("launch1.h5", bits), write_capture("launch2.h5", with_change(bits, 7), launch=2)]
+    found = verify_arm(paths)
     found.write(tmp_path / "verification.json")
     assert Verification.read(tmp_path / "verification.json") == found
 
@@ -234,3 +235,14 @@ def test_launches_with_different_numbers_of_passes_are_refused(write_capture, bi
     paths = [write_capture("launch1.h5", bits, passes=2), write_capture("launch2.h5", bits, passes=1, launch=2)]
     with pytest.raises((MismatchError, CaptureFileError)):
         verify_arm(paths)
+
+
+def test_captures_of_different_arms_are_no_launches_of_one(write_capture, bits):
+    paths = [write_capture("launch1.h5", bits), write_capture("launch2.h5", bits, arm="int8", launch=2)]
+    with pytest.raises(MismatchError, match="not launches of one arm"):
+        verify_arm(paths)
+
+
+def test_the_same_launch_twice_verifies_nothing(write_capture, bits):
+    with pytest.raises(MismatchError, match="the same launch"):
+        verify_arm([write_capture("launch1.h5", bits), write_capture("launch2.h5", bits)])

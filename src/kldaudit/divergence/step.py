@@ -11,7 +11,7 @@ from pydantic import Field
 
 from kldaudit import METHOD_VERSION
 from kldaudit.audit import DivergenceSettings
-from kldaudit.capture_file import Capture, float_values, refusal
+from kldaudit.capture_file import Capture, check_launches, float_values, refusal
 from kldaudit.divergence.rows import COLUMNS, F64, compare_rows
 from kldaudit.divergence.statistics import (
     Chance,
@@ -77,6 +77,21 @@ def check_alignment(reference: Capture, variant: Capture) -> None:
                 found="other ones" if found is False else str(found),
                 do="compare captures of the same prompts, positions and vocabulary",
             )
+
+
+def _spans(records: list[PromptRecord], capture: Capture) -> dict[str, list[Span]]:
+    """Spans of each prompt; a record of other tokens than the captured ones is refused, its spans would be wrong."""
+    for record in records:
+        known = record.prompt in capture.prompts
+        if not known or capture.token_ids(record.prompt).tolist() != record.token_ids:
+            raise MismatchError(
+                f"prompt record {record.prompt} is not of a prompt that was captured",
+                where=str(capture.path),
+                expected=f"the token ids of one of the prompts {', '.join(capture.prompts)}",
+                found="other token ids" if known else "no such prompt",
+                do="give the prompt records that the captures were made from",
+            )
+    return {record.prompt: record.spans for record in records}
 
 
 def _check_rows(logits: F64, capture: Capture, prompt: str, start: int) -> None:
@@ -182,9 +197,10 @@ def diverge(
     if reason is not None:
         record = _refused(reference_path, variant_path, reason)
     else:
-        spans = {one.prompt: one.spans for one in map(PromptRecord.read, prompt_paths or [])}
+        records = [PromptRecord.read(path) for path in prompt_paths or []]
         with Capture(reference_path) as reference, Capture(variant_path) as variant:
             check_alignment(reference, variant)
+            spans = _spans(records, reference)
             parents = digests_of(reference=reference_path, variant=variant_path)
             comparisons = [compare_prompt(reference, variant, prompt) for prompt in reference.prompts]
             facts = {
@@ -249,6 +265,7 @@ def _by_span(comparisons: list[PromptComparison], spans: dict[str, list[Span]]) 
 
 def _noise_floor(reference: Capture, second_launch: Path) -> Summary:
     with Capture(second_launch) as second:
+        check_launches(reference, second)
         check_alignment(reference, second)
         return summarise(_joined([compare_prompt(reference, second, prompt).columns for prompt in reference.prompts]))
 
