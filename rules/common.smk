@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+from kldaudit import METHOD_VERSION
 from kldaudit.audit import arm_spec, read_audit
 from kldaudit.errors import KldauditError
 from snakemake.exceptions import WorkflowError
@@ -42,7 +43,7 @@ rule spec:
         "../envs/workflow.yaml"
     params:
         audit=AUDIT_FILE,
-        content=AUDIT.model_dump_json(),
+        content=lambda wildcards: AUDIT.model_dump_json(),
     shell:
         "kldaudit spec --audit {params.audit:q} --output {output:q} 2> >(tee {log:q} >&2)"
 

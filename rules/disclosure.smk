@@ -18,5 +18,7 @@ rule disclosure:
         f"{LOGS}/disclosure.log",
     conda:
         "../envs/workflow.yaml"
+    params:
+        method=METHOD_VERSION,
     shell:
         "kldaudit disclosure --results $(dirname {output.record:q}) 2> >(tee {log:q} >&2)"

@@ -23,7 +23,8 @@ rule divergence:
         "../envs/workflow.yaml"
     params:
         audit=AUDIT_FILE,
-        settings=AUDIT.divergence.model_dump_json(),
+        settings=lambda wildcards: AUDIT.divergence.model_dump_json(),
+        method=METHOD_VERSION,
         prompts=lambda wildcards, input: [
             f"--prompt={prompt}" for prompt in input.prompts
         ],

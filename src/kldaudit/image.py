@@ -48,6 +48,14 @@ def make_venv(engine: str, locks: list[Path], location: Path, source: Path, log:
         "locks": {lock.name: file_sha256(lock) for lock in locks},
     }
     marker = location / MARKER
+    if location.exists() and any(location.iterdir()) and not (location / "pyvenv.cfg").exists():
+        raise EngineError(
+            "the engine's environment cannot be made there",
+            where=str(location),
+            expected="an empty or missing folder, or an environment to replace",
+            found="a folder with other things in it",
+            do="give another --location",
+        )
     with log.open("w", encoding="utf-8") as output:
         if not marker.exists() or read_json(marker) != wanted:
             shutil.rmtree(location, ignore_errors=True)

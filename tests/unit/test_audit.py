@@ -5,6 +5,7 @@ import jsonschema
 import pytest
 import yaml
 
+from kldaudit import audit as audit_module
 from kldaudit.audit import ArmSpec, Audit, Settings, arm_spec, audit_schema, parse_audit, read_audit
 from kldaudit.errors import AuditError, RecordError
 
@@ -155,7 +156,7 @@ def test_a_section_with_nothing_in_it_is_refused(content, section):
         ({"source": "hf:a/b"}, "an hf: source needs a revision"),
         ({"source": "hf:a/b", "revision": "main"}, "an hf: source needs a revision"),
         ({"source": "pypi:a==1"}, "a pypi: source needs sha256"),
-        ({"source": "model"}, "source starts with ./, /, hf: or pypi:"),
+        ({"source": "model"}, "source is ./FOLDER"),
         ({"quantize": {"base": "base", "scheme": "W4A16"}}, "scheme W4A16 needs a group_size"),
         ({"quantize": {"base": "base", "scheme": "W8A8-INT8", "group_size": 8}}, "scheme W8A8-INT8 is symmetric"),
         ({"quantize": {"base": "base", "scheme": "W8A8-INT8", "symmetric": False}}, "scheme W8A8-INT8 is symmetric"),
@@ -266,3 +267,32 @@ def test_two_arms_of_one_name_are_refused(content, tmp_path):
     (tmp_path / "audit.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(AuditError, match="int4"):
         read_audit(tmp_path / "audit.yaml")
+
+
+def test_an_arms_environment_comes_on_top_of_the_shared_one(content):
+    content["settings"] = {"env": {"A": "1", "B": "1"}}
+    name = next(iter(content["arms"]))
+    content["arms"][name]["settings"] = {"env": {"B": "2"}}
+    assert parse_audit(content, where="x").arms[name].settings.env == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize("env", [{"A=B": "1"}, {"A": "x\0y"}, {"": "1"}])
+def test_a_variable_that_no_process_can_have_is_refused(content, env):
+    content["settings"] = {"env": env}
+    with pytest.raises(AuditError, match="environment variable"):
+        parse_audit(content, where="x")
+
+
+@pytest.mark.parametrize(
+    "text", ["about: 2024-02-30", "a: !!int foo", "a: !!map [1]", 'a: "\\ud800"', "a: " + "[" * 3000]
+)
+def test_yaml_that_python_cannot_hold_is_one_message(tmp_path, text):
+    (tmp_path / "audit.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(AuditError):
+        read_audit(tmp_path / "audit.yaml")
+
+
+def test_merge_keys_of_yaml_work_and_own_keys_win(tmp_path):
+    text = "base: &base {chunk: 512, threads: 2}\nown: {<<: *base, threads: 1}\n"
+    loaded = yaml.load(text, audit_module._StrictLoader)
+    assert loaded["own"] == {"chunk": 512, "threads": 1}

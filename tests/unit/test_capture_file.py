@@ -389,7 +389,7 @@ def replace(name, data):
         (remove("prompts/words/logits"), "missing: logits"),
         (remove("prompts/words/row_digest"), "missing: row_digest"),
         (set_attribute("vocab_size", 63), "of the wrong shape"),
-        (replace("prompts/words/positions", np.arange(11)), "of the wrong shape"),
+        (replace("prompts/words/positions", np.arange(11)), "not every nth"),
         (replace("prompts/words/row_digest", np.zeros((1, 11), np.uint64)), "row digests of 11 positions"),
     ],
 )

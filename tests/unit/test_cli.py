@@ -313,7 +313,7 @@ def test_a_capture_without_positions_is_bad_input(run, write_capture, logits):
 
 def test_verify_says_identical_with_exit_code_0(run, write_capture, logits):
     code, out, err = run("verify", write_capture("a.h5", logits), write_capture("b.h5", logits))
-    assert (code, out, err) == (0, "words: identical, 12 positions\n", "")
+    assert (code, out, err) == (0, "words: identical, 12 positions; layers not compared\n", "")
 
 
 def test_verify_says_where_captures_differ_with_exit_code_1(run, write_capture, bits_of, logits):
@@ -442,3 +442,27 @@ def test_the_projects_own_audits_fit_the_committed_schema(audit):
     root = Path(__file__).parents[2]
     schema = json.loads((root / "config/schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(yaml.safe_load((root / audit).read_text(encoding="utf-8")), schema)
+
+
+@pytest.mark.parametrize("option", ["--output", "--positions"])
+def test_an_output_that_is_an_input_is_refused_and_the_input_kept(run, write_capture, option):
+    logits = np.random.default_rng(3).normal(0, 3, (12, 64))
+    a, b = write_capture("a.h5", logits), write_capture("b.h5", logits * 1.1, arm="int8")
+    before = a.read_bytes()
+    code, _, err = run("divergence", a, b, option, a)
+    assert code == 2
+    assert "would be overwritten" in err
+    assert a.read_bytes() == before
+
+
+def test_a_folder_with_other_things_is_not_cleared_for_an_environment(run, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years of work")
+    (tmp_path / "lock.txt").write_text("")
+    code, _, err = run(
+        "image", "--engine", "vllm-cpu", "--lock", tmp_path / "lock.txt", "--location", tmp_path / "home",
+        "--source", tmp_path, "--output", tmp_path / "image.json", "--log", tmp_path / "log",
+    )  # fmt: skip
+    assert code == 2
+    assert "a folder with other things in it" in err
+    assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"

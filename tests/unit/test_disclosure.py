@@ -4,6 +4,7 @@ from functools import reduce
 
 import jsonschema
 import pytest
+from chain import tie_together, update
 
 from kldaudit import METHOD_VERSION, __version__
 from kldaudit.audit import arm_spec, parse_audit
@@ -526,6 +527,7 @@ def results(tmp_path, records, refused):
     write_json(tmp_path / "verification" / "int3.json", refused["variant"]["verification"] | {"arm": "int3"})
     write_json(tmp_path / "captures" / "int3" / "launch1.manifest.json", refused["variant"]["manifest"])
     write_json(tmp_path / "divergence" / "int3.json", refused["variant"]["divergence"])
+    tie_together(tmp_path, "bf16")
     return tmp_path
 
 
@@ -547,6 +549,7 @@ def test_fields_that_differ_between_variants_that_ran_are_not_shared(results):
     write_json(results / "verification" / "int3.json", verification("int3") | {"outcome": "differs"})
     write_json(results / "captures" / "int3" / "launch1.manifest.json", manifest())
     write_json(results / "divergence" / "int3.json", divergence())
+    tie_together(results, "bf16")
     sheet = disclose(results)
     assert {one.key for one in sheet.shared} == set(SPECS) - {"verification"}
     values = {one.variant: [field.value for field in one.fields] for one in sheet.sheets}
@@ -568,6 +571,7 @@ def test_a_sheet_with_an_infinite_mean_validates_against_its_schema(results):
     infinite["overall"] |= {"mean": "Infinity", "infinite": 3}
     infinite["interval"] |= {"low": None, "high": None}
     write_json(results / "divergence" / "int4.json", infinite)
+    tie_together(results, "bf16")
     disclose(results).write(results / "disclosure.json")
     content = json.loads((results / "disclosure.json").read_text(encoding="utf-8"))
     jsonschema.validate(content, Disclosure.model_json_schema())
@@ -615,3 +619,30 @@ def test_a_bar_in_a_value_does_not_break_the_table(results):
     record = checkpoint("w4a16") | {"calibration": "C4 | wiki\nand more"}
     write_json(results / "checkpoints" / "w4a16.json", record)
     assert "| Calibration data | C4 \\| wiki and more | declared |" in markdown(disclose(results))
+
+
+@pytest.mark.parametrize(
+    ("record", "change"),
+    [
+        ("divergence/int4.json", {"variant": "int3"}),
+        ("divergence/int4.json", {"reference": "int3"}),
+        ("divergence/int4.json", {"method_version": "0"}),
+        ("divergence/int4.json", {"parents": {"reference": "capture of bf16", "variant": "an older capture"}}),
+        ("verification/int4.json", {"arm": "int3"}),
+        ("verification/bf16.json", {"parents": {"launch1": "another capture"}}),
+        ("captures/int4/launch1.manifest.json", {"arm": "int3"}),
+        ("captures/int4/launch1.manifest.json", {"parents": {"spec": "an older spec"}}),
+        ("arms/int4.json", {"arm": "int3"}),
+    ],
+)
+def test_records_that_do_not_belong_together_make_no_sheet(results, record, change):
+    update(results / record, **change)
+    with pytest.raises(RecordError, match="do not belong together"):
+        disclose(results)
+
+
+@pytest.mark.parametrize("content", [None, [], {}])
+def test_a_malformed_record_makes_no_sheet(results, content):
+    write_json(results / "divergence" / "int4.json", content)
+    with pytest.raises(RecordError):
+        disclose(results)

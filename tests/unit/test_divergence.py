@@ -744,7 +744,8 @@ def test_captures_of_different_histories_are_refused(write_capture, logits):
 
 def test_captures_of_different_positions_are_refused(write_capture, logits):
     tokens = np.ones(48)
-    a, b = write_capture("a.h5", logits, token_ids=tokens), write_capture("b.h5", logits, token_ids=tokens, every=2)
+    a = write_capture("a.h5", logits, token_ids=tokens)
+    b = write_capture("b.h5", np.vstack([logits, logits]), token_ids=tokens, every=2)
     with pytest.raises(MismatchError, match="positions of prompt words"):
         diverge(a, b, SETTINGS)
 

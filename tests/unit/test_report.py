@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from chain import tie_together
 from numpy.typing import NDArray
 
 from kldaudit.audit import parse_audit
@@ -80,7 +81,7 @@ def verification_of(arm: str, differs: bool, reason: str | None) -> Verification
     if reason is not None:
         return Verification(arm=arm, outcome="refused", reason=reason, launches=2, passes=0, comparisons=[])
     difference = Difference(
-        prompt="agent", positions=20, differing=3 if differs else 0, first_position=11 if differs else None,
+        prompt="agent", positions=20, differing=3 if differs else 0, first_position=11 if differs else None, layers=30,
         first_layer="layers.7.mlp" if differs else None, first_layer_position=7 if differs else None,
         max_ulp=2 if differs else None,
     )  # fmt: skip
@@ -136,6 +137,7 @@ def build(tmp_path: Path) -> Build:
             verification_of(name, name in differing, reason).write(results / "verification" / f"{name}.json")
             if name != "reference":
                 write_divergence(results, name, kl, flips, name in chance, list(prompts))
+        tie_together(results, "reference")
         disclose(results).write(results / "disclosure.json")
         return results
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -265,6 +266,28 @@ def test_a_missing_checkpoint_folder_ends_in_one_message(results, tmp_path):
     assert done.returncode == 2
     assert "checkpoint smollm2 is missing" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.yaml"]
+
+
+def test_weights_are_not_cleared_to_make_room_for_their_own_record(results, tmp_path):
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "config.json").write_text("{}")
+    done = resolve_checkpoint(results, tmp_path, {"source": str(tmp_path / "smollm2")})
+    assert done.returncode == 2
+    assert "cannot be written there" in done.stderr
+    assert (tmp_path / "smollm2" / "config.json").read_text() == "{}"
+
+
+def test_weights_that_changed_since_they_were_recorded_are_refused(results, tmp_path):
+    shutil.copytree(results / "checkpoints/smollm2", tmp_path / "smollm2")
+    shutil.copy(results / "checkpoints/smollm2.json", tmp_path)
+    with (tmp_path / "smollm2/model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x7f")
+    command = capture_command(results, tmp_path / "launch1.h5", checkpoint=tmp_path / "smollm2.json")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no longer what was recorded" in done.stderr
+    assert not (tmp_path / "launch1.h5").exists()
 
 
 def test_a_hub_that_cannot_be_reached_ends_in_one_message(results, tmp_path, monkeypatch):

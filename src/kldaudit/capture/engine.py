@@ -5,6 +5,7 @@ Run as ``python -m kldaudit.capture.engine JOB.json``. It leaves the capture und
 """
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -149,7 +150,8 @@ class Launch:
             raise RuntimeError(f"prompt {name}: took {counts['positions']} positions, expected {expected}")
         if counts["nonfinite"]:
             raise RefusedError(
-                f"the engine gave NaN or +inf logits at {counts['nonfinite']} of {expected} positions of prompt {name}"
+                f"the engine gave NaN, +inf or only -inf logits at {counts['nonfinite']} of {expected} positions of "
+                f"prompt {name}"
             )
 
     def _prefill(self, token_ids: list[int]) -> None:
@@ -198,6 +200,11 @@ def main(path: str) -> None:
         outcome = "captured"
     except RefusedError as refused:
         outcome = f"refused: {refused}"
+    except OSError as error:
+        # Not by way of the interpreter's end: after a failed write HDF5 crashes there, which would look like the engine
+        traceback.print_exc()
+        print(f"cannot write: {error}", flush=True)  # noqa: T201 - the log's last line
+        os._exit(os.EX_IOERR)
     launch.event(stage="recording the manifest")
     launch.manifest(outcome).write(launch.folder / "manifest.json")
     write_json(launch.folder / "outcome.json", {"outcome": outcome})

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kldaudit.audit import ArmSpec
 from kldaudit.capture_file import check_disk_space, write_refusal
 from kldaudit.digests import file_sha256
-from kldaudit.errors import EngineError, PromptError
+from kldaudit.errors import CheckpointError, EngineError, PromptError
 from kldaudit.history import PromptRecord
 from kldaudit.records import digests_of, read_json, write_json
 from kldaudit.runtime import Image, last_lines, run_in_engine
@@ -56,6 +56,7 @@ def capture(
     spec = ArmSpec.read(spec_path)
     prompts = {PromptRecord.read(path).prompt: path for path in prompt_paths}
     _check_prompts(spec, prompts)
+    _check_checkpoint(checkpoint_path)
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(folder, ignore_errors=True)
@@ -118,6 +119,22 @@ def _check_prompts(spec: ArmSpec, prompts: dict[str, Path]) -> None:
                 expected=f"fewer than max_model_len = {spec.settings.max_model_len} tokens",
                 found=f"{tokens} tokens",
                 do="shorten the prompt or raise max_model_len, up to what the model was trained for",
+            )
+
+
+def _check_checkpoint(record: Path) -> None:
+    """The files that will be loaded are those that were recorded, byte for byte."""
+    folder = record.with_suffix("")
+    for file in read_json(record)["files"]:
+        path = folder / file["path"]
+        found = file_sha256(path) if path.is_file() else "no such file"
+        if found != file["sha256"]:
+            raise CheckpointError(
+                "the checkpoint is no longer what was recorded",
+                where=str(path),
+                expected=f"sha256 {file['sha256']}",
+                found=found,
+                do=f"run the rule checkpoint again (snakemake --forcerun checkpoint), or restore {path.name}",
             )
 
 

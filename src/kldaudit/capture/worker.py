@@ -193,7 +193,8 @@ class CaptureExtension:
         else:
             self._kldaudit_keep_differences(logits, digests)
         replay.row_digests.append(digests.cpu())
-        replay.nonfinite += int((~(logits.amax(-1) < torch.inf)).sum())  # amax passes NaN on
+        largest = logits.amax(-1)  # NaN if any is NaN, -inf if all are
+        replay.nonfinite += int((~(largest.abs() < torch.inf)).sum())
         replay.taken += len(rows)
 
     def _kldaudit_store(self, logits: torch.Tensor) -> None:
@@ -241,7 +242,7 @@ class CaptureExtension:
         return hook
 
     def kldaudit_end(self) -> dict[str, int]:
-        """End the pass; returns how many positions were taken and how many of them hold NaN or +inf."""
+        """End the pass; returns how many positions were taken and how many of them are no distribution."""
         replay = self.kldaudit_replay
         assert replay is not None
         self.kldaudit_replay = None

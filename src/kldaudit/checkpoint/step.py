@@ -57,6 +57,7 @@ def resolve(audit: Audit, name: str, image_path: Path, output: Path, log: Path) 
     """
     checkpoint = audit.checkpoints[name]
     image = Image.read(image_path)
+    _check_places(checkpoint, output)
     folder = output.with_suffix("")
     work = output.with_name(f".{name}.tmp")
     for old in (folder, work):
@@ -79,6 +80,21 @@ def resolve(audit: Audit, name: str, image_path: Path, output: Path, log: Path) 
         return record
     finally:
         work.unlink() if work.is_symlink() else shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_places(checkpoint: Checkpoint, output: Path) -> None:
+    """The step clears the folder beside its record: it must not be the source, nor hold it."""
+    folder = output.with_suffix("").absolute()
+    source = Path(str(checkpoint.source)).absolute() if str(checkpoint.source).startswith((".", "/")) else None
+    overlaps = source is not None and (source == folder or folder in source.parents)
+    if output.suffix != ".json" or overlaps:
+        raise CheckpointError(
+            "the checkpoint's record cannot be written there",
+            where=str(output),
+            expected="a name that ends in .json, with a folder of the same name beside it that is ours to clear",
+            found=f"the source {source}" if overlaps else f"the name {output.name}",
+            do="give another --output",
+        )
 
 
 def _sourced(name: str, checkpoint: Checkpoint, image: Image, work: Path, log: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from kldaudit import METHOD_VERSION, __version__
 from kldaudit.audit import Audit
 from kldaudit.digests import file_sha256
 from kldaudit.disclosure.fields import FIELDS, FieldSpec
+from kldaudit.errors import RecordError
 from kldaudit.records import Frozen, Record, read_json
 
 NOT_DISCLOSED = "NOT DISCLOSED"
@@ -125,6 +126,43 @@ def gather(results: Path) -> tuple[Audit, dict[str, dict[str, Any]]]:
     return audit, comparisons
 
 
+def check_chain(results: Path, audit: Audit) -> None:
+    """The records are of the arms that their names say, and were made from each other.
+
+    A record of another arm, or one that is older than what it was made from, would put a wrong figure on the sheet.
+    """
+    facts: list[tuple[str, Any, Any]] = []
+    captures: dict[str, dict[str, str]] = {}
+    for arm in audit.arms:
+        spec, verification = f"arms/{arm}.json", f"verification/{arm}.json"
+        manifest = f"captures/{arm}/launch1.manifest.json"
+        read = {name: read_json(results / name) for name in (spec, verification, manifest)}
+        captures[arm] = lookup(read[verification], "parents") or {}
+        facts += [(f"{name}: arm", lookup(record, "arm"), arm) for name, record in read.items()]
+        spec_sha256 = file_sha256(results / spec)
+        facts.append((f"{manifest}: parents.spec", lookup(read[manifest], "parents/spec"), spec_sha256))
+    reference = audit.reference
+    for variant in audit.variants:
+        name = f"divergence/{variant}.json"
+        record = read_json(results / name)
+        facts += [
+            (f"{name}: variant", lookup(record, "variant"), variant),
+            (f"{name}: reference", lookup(record, "reference"), reference),
+            (f"{name}: method_version", lookup(record, "method_version"), METHOD_VERSION),
+            (f"{name}: parents.variant", lookup(record, "parents/variant"), captures[variant].get("launch1")),
+            (f"{name}: parents.reference", lookup(record, "parents/reference"), captures[reference].get("launch1")),
+        ]
+    for place, found, expected in facts:
+        if found != expected:
+            raise RecordError(
+                "the records do not belong together",
+                where=f"{results}, {place}",
+                expected=str(expected),
+                found=str(found),
+                do="run the workflow again; it makes what is out of date",
+            )
+
+
 def record_paths(results: Path, audit: Audit) -> list[Path]:
     """The records that the sheet stands on."""
     names = ["spec", "image"]
@@ -197,6 +235,17 @@ def claim_line(variant: str, records: dict[str, Any]) -> Claim:
 def disclose(results: Path) -> Disclosure:
     """The sheet of an audit, from the records in its results folder."""
     audit, comparisons = gather(results)
+    check_chain(results, audit)
+    try:
+        claims = [claim_line(variant, records) for variant, records in comparisons.items()]
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise RecordError(
+            "a record is malformed",
+            where=f"{results}, verification/ or divergence/",
+            expected="records as the workflow wrote them",
+            found=f"{type(error).__name__}: {error}",
+            do="remove the record and run the workflow again",
+        ) from error
     filled = {variant: [fill(spec, records) for spec in FIELDS] for variant, records in comparisons.items()}
     ran = [variant for variant, records in comparisons.items() if not _refused(records)] or list(comparisons)
     columns = [list(column) for column in zip(*(filled[variant] for variant in ran), strict=True)]
@@ -208,7 +257,7 @@ def disclose(results: Path) -> Disclosure:
         reference=audit.reference,
         kldaudit_version=__version__,
         method_version=METHOD_VERSION,
-        claims=[claim_line(variant, records) for variant, records in comparisons.items()],
+        claims=claims,
         shared=shared,
         sheets=[
             Sheet(variant=variant, fields=[one for one in fields if one.key not in same or one not in shared])

@@ -1,5 +1,7 @@
 """Compare the captures of a variant and of the reference, block by block."""
 
+import hashlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +28,7 @@ from kldaudit.divergence.statistics import (
 )
 from kldaudit.errors import LogitsError, MismatchError
 from kldaudit.history import PromptRecord, Span
-from kldaudit.records import Record, digests_of
+from kldaudit.records import Record, digests_of, write_bytes
 
 BATCH = 32
 
@@ -38,6 +40,7 @@ class Divergence(Record):
     reference: str
     variant: str
     outcome: Literal["measured", "refused"]
+    positions_sha256: str | None = Field(None, description="SHA-256 of the file with every position's figures.")
     reason: str | None = Field(None, description="Why the engine refused the variant.")
     direction: str = "KL(reference‖variant)"
     unit: str = "nats"
@@ -81,14 +84,21 @@ def check_alignment(reference: Capture, variant: Capture) -> None:
 
 def _spans(records: list[PromptRecord], capture: Capture) -> dict[str, list[Span]]:
     """Spans of each prompt; a record of other tokens than the captured ones is refused, its spans would be wrong."""
+    if records and sorted(record.prompt for record in records) != capture.prompts:
+        raise MismatchError(
+            "the prompt records are not those of the captures",
+            where=str(capture.path),
+            expected=f"one record for each of the prompts {', '.join(capture.prompts)}",
+            found=", ".join(record.prompt for record in records),
+            do="give one record for each prompt, or none",
+        )
     for record in records:
-        known = record.prompt in capture.prompts
-        if not known or capture.token_ids(record.prompt).tolist() != record.token_ids:
+        if capture.token_ids(record.prompt).tolist() != record.token_ids:
             raise MismatchError(
-                f"prompt record {record.prompt} is not of a prompt that was captured",
+                f"prompt record {record.prompt} is not of the prompt that was captured",
                 where=str(capture.path),
-                expected=f"the token ids of one of the prompts {', '.join(capture.prompts)}",
-                found="other token ids" if known else "no such prompt",
+                expected="the captured token ids",
+                found="other token ids",
                 do="give the prompt records that the captures were made from",
             )
     return {record.prompt: record.spans for record in records}
@@ -213,9 +223,11 @@ def diverge(
                 facts["noise_floor"] = _noise_floor(reference, second_launch)
                 parents |= digests_of(second_launch=second_launch)
         record = _measured(facts, parents, comparisons, spans, settings)
-    if positions_path is not None:
-        _write_positions(positions_path, record, comparisons)
-    return record
+    if positions_path is None:
+        return record
+    content = _positions_file(record, comparisons)
+    write_bytes(positions_path, content)
+    return record.model_copy(update={"positions_sha256": hashlib.sha256(content).hexdigest()})
 
 
 def _measured(
@@ -270,11 +282,10 @@ def _noise_floor(reference: Capture, second_launch: Path) -> Summary:
         return summarise(_joined([compare_prompt(reference, second, prompt).columns for prompt in reference.prompts]))
 
 
-def _write_positions(path: Path, record: Divergence, comparisons: list[PromptComparison]) -> None:
-    """Every position's columns, FP64, as HDF5 (``divergence/{variant}.h5``)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with h5py.File(temporary, "w") as file:
+def _positions_file(record: Divergence, comparisons: list[PromptComparison]) -> bytes:
+    """Every position's columns, FP64, as HDF5 (``divergence/{variant}.h5``); made in memory, it is small."""
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
         file.attrs.update({"format": "kldaudit-divergence", "format_version": "1.0", "method_version": METHOD_VERSION})
         file.attrs.update({"reference": record.reference, "variant": record.variant, "outcome": record.outcome})
         for one in comparisons:
@@ -282,4 +293,4 @@ def _write_positions(path: Path, record: Divergence, comparisons: list[PromptCom
             group.create_dataset("positions", data=one.positions)
             for name, column in one.columns.items():
                 group.create_dataset(name, data=column).attrs["meaning"] = COLUMNS[name]
-    temporary.replace(path)
+    return content.getvalue()

@@ -1,5 +1,7 @@
 """Read what one audit left in its results folder, and refuse records that do not belong together."""
 
+import hashlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,11 +149,12 @@ def _check_parent(results: Path, path: Path, parents: dict[str, str]) -> None:
 def read_columns(path: Path, divergence: dict[str, Any]) -> dict[str, Columns]:
     """Per-position columns of a variant, by prompt; none where the variant was refused."""
     try:
-        with h5py.File(path, "r") as file:
+        content = path.read_bytes()
+        with h5py.File(io.BytesIO(content), "r") as file:
             prompts = file.get("prompts", {})
             found = {name: {column: group[column][:] for column in COLUMNS} for name, group in prompts.items()}
             arms = (str(file.attrs.get("reference")), str(file.attrs.get("variant")))
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
         raise RecordError(
             f"cannot read {path}",
             where=str(path),
@@ -161,12 +164,13 @@ def read_columns(path: Path, divergence: dict[str, Any]) -> dict[str, Columns]:
         ) from error
     counts = {name: len(columns["kl"]) for name, columns in found.items()}
     expected = {name: summary["positions"] for name, summary in divergence["prompts"].items()}
-    if counts != expected or arms != (divergence["reference"], divergence["variant"]):
+    whole = hashlib.sha256(content).hexdigest() == divergence.get("positions_sha256")
+    if not whole or counts != expected or arms != (divergence["reference"], divergence["variant"]):
         raise RecordError(
             f"{path.name} does not belong to {path.stem}.json",
             where=str(path),
-            expected=f"{divergence['reference']} and {divergence['variant']}, positions {expected}",
-            found=f"{' and '.join(arms)}, positions {counts}",
+            expected=f"{divergence['reference']} and {divergence['variant']}, positions {expected}, as it was written",
+            found=f"{' and '.join(arms)}, positions {counts}, {'as it was written' if whole else 'changed since'}",
             do="run the step divergence again",
         )
     return found
