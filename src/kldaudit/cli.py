@@ -11,7 +11,7 @@ from rich.console import Console
 
 from kldaudit import __version__
 from kldaudit.audit import arm_spec, audit_schema, read_audit
-from kldaudit.errors import KldauditError
+from kldaudit.errors import KldauditError, RecordError
 from kldaudit.records import write_json, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -165,8 +165,12 @@ def _keep_apart(inputs: list[Path | None], outputs: list[Path | None]) -> None:
     written = [path.resolve() for path in outputs if path is not None]
     for path in written:
         if path in read or written.count(path) > 1:
-            raise typer.BadParameter(
-                f"{path} would be overwritten; give another name", param_hint="--output, --positions"
+            raise RecordError(
+                "a file would be overwritten",
+                where=str(path),
+                expected="outputs that are none of the inputs and not the same file",
+                found="the same file twice",
+                do="give another --output or --positions",
             )
 
 
