@@ -151,7 +151,7 @@ def verify(
             layers = f", {one.layers} layers" if one.layers else "; layers not compared"
             out.print(f"{one.prompt}: identical, {one.positions} positions{layers}")
             continue
-        layer = f"{one.first_layer} at {one.first_layer_position}" if one.first_layer else "not recorded"
+        layer = f"{one.first_layer} at {one.first_layer_position}" if one.first_layer else "not compared"
         out.print(
             f"{one.prompt}: {one.differing} of {one.positions} positions differ, first at {one.first_position}, "
             f"first layer {layer}, at most {one.max_ulp} ULP"
