@@ -332,7 +332,7 @@ def test_verify_says_where_captures_differ_with_exit_code_1(run, write_capture, 
 def test_verify_says_if_no_layers_were_recorded(run, write_capture, logits):
     code, out, _ = run("verify", write_capture("a.h5", logits), write_capture("b.h5", logits + 1))
     assert code == 1
-    assert "first layer not recorded" in out
+    assert "first layer not compared" in out
 
 
 @pytest.mark.parametrize("count", [1, 3])
