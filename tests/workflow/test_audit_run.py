@@ -212,7 +212,7 @@ def test_kill_9_during_capture_leaves_no_file_and_no_engine(results, tmp_path):
     while Path(f"/proc/{children[0]}/cmdline").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{children[0]}/cmdline").exists()
-    with pytest.raises(OSError), h5py.File(partial, "r") as file:  # noqa: PT011 - HDF5 says it in many ways
+    with pytest.raises((OSError, KeyError)), h5py.File(partial, "r") as file:
         assert file.attrs["complete"]
 
 
