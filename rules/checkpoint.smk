@@ -1,5 +1,6 @@
 # Bring every checkpoint's files together.
-# Input: image.json, for a quantized one its base's record.  Output: checkpoints/{checkpoint}.json and the folder beside it.
+# Input: image.json, for a quantized one its base's record.  Output: checkpoints/{checkpoint}.json and the folder beside it,
+# which is not named as an output: it may be a link to a folder of the user's, and Snakemake writes into its outputs.
 
 
 rule checkpoint:
@@ -12,7 +13,6 @@ rule checkpoint:
         ],
     output:
         record=f"{RESULTS}/checkpoints/{{checkpoint}}.json",
-        folder=directory(f"{RESULTS}/checkpoints/{{checkpoint}}"),
     log:
         f"{LOGS}/checkpoints/{{checkpoint}}.log",
     benchmark:
