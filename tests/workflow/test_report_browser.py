@@ -95,7 +95,7 @@ def test_every_variant_has_its_claim_line(page: webdriver.Chrome, results: Path)
 
 
 def test_an_arm_is_hidden_in_all_figures_at_once(page: webdriver.Chrome) -> None:
-    box = page.find_element(By.CSS_SELECTOR, "#flips input[data-arm]")
+    box = page.find_element(By.CSS_SELECTOR, "#flips input[data-arm]:checked")
     arm = box.get_attribute("data-arm")
     count = (
         "return [...document.querySelectorAll('.plot')].flatMap(plot => plot.data)"
