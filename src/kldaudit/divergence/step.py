@@ -249,8 +249,8 @@ def _measured(
         parents=parents,
         outcome="measured",
         every=every,
-        excluded_positions=0,
-        nonfinite_positions=0,
+        excluded_positions=0,  # none is ever left out
+        nonfinite_positions=0,  # _check_rows refuses a capture that has one
         overall=summarise(_joined([one.columns for one in comparisons])),
         interval=bootstrap_mean([values for _, values in cut], settings),
         prompts={one.prompt: summarise(one.columns) for one in comparisons},
