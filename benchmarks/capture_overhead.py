@@ -20,7 +20,7 @@ from typing import Any
 from kldaudit.audit import ArmSpec, Audit
 from kldaudit.capture.engine import engine_arguments
 from kldaudit.capture.step import engine_variables
-from kldaudit.runtime import FIXED
+from kldaudit.runtime.variables import FIXED
 
 
 def main() -> None:

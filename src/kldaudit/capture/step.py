@@ -17,7 +17,8 @@ from kldaudit.digests import file_sha256
 from kldaudit.errors import CheckpointError, EngineError, PromptError
 from kldaudit.history import PromptRecord
 from kldaudit.records import digests_of, read_json, write_json
-from kldaudit.runtime import Image, last_lines, run_in_engine
+from kldaudit.runtime.record import Image
+from kldaudit.runtime.run import last_lines, run_in_engine
 
 CRASHES = (signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS)
 """Signals with which an engine ends itself: a refusal. SIGKILL and SIGTERM come from outside: an error."""

@@ -15,7 +15,8 @@ from kldaudit.audit import Audit, Checkpoint
 from kldaudit.digests import file_sha256
 from kldaudit.errors import CheckpointError
 from kldaudit.records import Frozen, Record, digests_of, read_json, write_json
-from kldaudit.runtime import Image, last_lines, run_in_engine
+from kldaudit.runtime.record import Image
+from kldaudit.runtime.run import last_lines, run_in_engine
 
 NOT_WEIGHTS = (".git", ".cache", "__pycache__")
 

@@ -11,7 +11,8 @@ from kldaudit.digests import file_sha256, text_sha256
 from kldaudit.errors import PromptError
 from kldaudit.history import PromptRecord
 from kldaudit.records import Frozen, digests_of, first_error, read_json, read_text
-from kldaudit.runtime import Image, last_lines, run_in_engine
+from kldaudit.runtime.record import Image
+from kldaudit.runtime.run import last_lines, run_in_engine
 
 
 class Function(Frozen):

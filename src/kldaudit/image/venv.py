@@ -1,8 +1,4 @@
-"""The step *image*: make the engine runnable from its lock, and say what was made and its digest.
-
-The runtime ``venv`` is a virtual environment. The runtimes ``docker`` and ``apptainer`` take their place here beside
-it: each is a function that returns an ``Image``.
-"""
+"""A virtual environment made from the lock."""
 
 import hashlib
 import json
@@ -16,14 +12,16 @@ from pathlib import Path
 from kldaudit.digests import file_sha256
 from kldaudit.errors import EngineError
 from kldaudit.records import digests_of, read_json, write_json
-from kldaudit.runtime import Image, last_lines
+from kldaudit.runtime.record import Image
+from kldaudit.runtime.run import last_lines
 
 MARKER = "kldaudit-locks.json"
 
 LISTING = """
 import ctypes, json
 ctypes.CDLL("libnuma.so.1")  # vLLM's CPU kernels need it, and without them it only warns
-from kldaudit.capture.manifest import interpreter, python_packages
+from kldaudit.manifest.machine import interpreter
+from kldaudit.manifest.packages import python_packages
 packages = [[p.name, p.version, p.record_sha256] for p in python_packages()]
 print(json.dumps({"python": interpreter(), "packages": packages}))
 """
