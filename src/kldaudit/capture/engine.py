@@ -17,7 +17,7 @@ from kldaudit.audit import ArmSpec, Settings
 from kldaudit.capture.asked import checkpoint_scheme, compare_selected
 from kldaudit.history import PromptRecord
 from kldaudit.manifest.environment import record_environment
-from kldaudit.manifest.record import Asked, Manifest
+from kldaudit.manifest.record import Asked, Kernel, Manifest
 from kldaudit.records import read_json, write_json
 
 EXTENSION = "kldaudit.capture.worker.CaptureExtension"
@@ -70,7 +70,7 @@ class Launch:
         self.arguments = engine_arguments(self.spec.settings, job["checkpoint"])
         self.asked: list[Asked] = []
         self.selected: dict[str, Any] = {}
-        self.kernels: list[str] | str = "unknown: the engine did not run"
+        self.kernels: list[Kernel] | str = "unknown: the engine did not run"
         self.counts: dict[str, Any] = {}
 
     def event(self, **content: Any) -> None:
@@ -163,9 +163,9 @@ class Launch:
 
     def _profile(self) -> None:
         token_ids = next(iter(self.prompts.values()))[:PROFILED_TOKENS]
-        self._call("kldaudit_kernels", True)
+        self._call("kldaudit_profile")
         self._prefill(token_ids)
-        self.kernels = self._call("kldaudit_kernels", False)
+        self.kernels = [Kernel(**one) for one in self._call("kldaudit_kernels")]
 
     def manifest(self, outcome: str) -> Manifest:
         """The manifest, recorded after the run."""

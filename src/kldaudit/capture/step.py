@@ -98,6 +98,7 @@ def engine_variables(spec: ArmSpec) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": str(spec.settings.kv_cache_gib),
+        "ONEDNN_VERBOSE": "profile_create",  # names each primitive once, as it is made; nothing while it runs
         **spec.settings.env,
     }
 

@@ -12,6 +12,7 @@ import torch
 
 from kldaudit.capture_file import BITS, CaptureWriter
 from kldaudit.digests import GOLDEN, digest_weights
+from kldaudit.manifest.kernels import RANGE, census
 
 DECODER_LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+$")
 FINAL_NORM = re.compile(r"(^|\.)(norm|ln_f|final_layernorm)$")
@@ -86,6 +87,10 @@ class CaptureExtension:
                         "kv_cache_dtype": str(getattr(module, "kv_cache_dtype", asked)),
                         "kv_cache_torch_dtype": str(getattr(module, "kv_cache_torch_dtype", "unknown")),
                         "kv_cache_dtype_supported": bool(backend.supports_kv_cache_dtype(asked)),
+                        "kv_scales": _kv_scales(module),
+                        "flash_attention_version": getattr(
+                            getattr(module, "impl", None), "vllm_flash_attn_version", None
+                        ),
                     }
                 )
             method = getattr(module, "quant_method", None)
@@ -278,17 +283,34 @@ class CaptureExtension:
             )
         writer.finish()
 
-    def kldaudit_kernels(self, begin: bool) -> list[str]:
-        """Profile what runs between two calls; the second returns the names of the kernels, sorted."""
+    def kldaudit_profile(self) -> None:
+        """Profile what runs until ``kldaudit_kernels``; in eager mode with a named range around each module."""
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
-            activities = [torch.profiler.ProfilerActivity.CUDA]
-        if begin:
-            self.kldaudit_profiler = torch.profiler.profile(activities=activities)
-            self.kldaudit_profiler.start()
-            return []
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.kldaudit_ranges: list[Any] = []
+        self.kldaudit_hooks = []
+        eager = self.vllm_config.model_config.enforce_eager
+        for module in self.model_runner.get_model().modules() if eager else ():
+            self.kldaudit_hooks.append(module.register_forward_pre_hook(self._kldaudit_enter))
+            self.kldaudit_hooks.append(module.register_forward_hook(self._kldaudit_leave, always_call=True))
+        self.kldaudit_profiler = torch.profiler.profile(activities=activities)
+        self.kldaudit_profiler.start()
+
+    def _kldaudit_enter(self, module: Any, args: Any) -> None:
+        entered = torch.profiler.record_function(f"{RANGE}{type(module).__name__}")
+        entered.__enter__()
+        self.kldaudit_ranges.append(entered)
+
+    def _kldaudit_leave(self, module: Any, args: Any, output: Any) -> None:
+        self.kldaudit_ranges.pop().__exit__(None, None, None)
+
+    def kldaudit_kernels(self) -> list[dict[str, Any]]:
+        """End the profile; returns the census of kernels as plain values."""
         self.kldaudit_profiler.stop()
-        return sorted({event.key for event in self.kldaudit_profiler.key_averages()})
+        for hook in self.kldaudit_hooks:
+            hook.remove()
+        return [one.model_dump() for one in census(self.kldaudit_profiler.events())]
 
 
 def _bits(logits: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -329,3 +351,8 @@ def _linear_kernel(module: Any, method: Any) -> dict[str, Any]:
         "kernels": kernels,
         "activations": None if w4a8 is None else "int8" if w4a8 else "16-bit",
     }
+
+
+def _kv_scales(module: Any) -> dict[str, float | None]:
+    """Scales of one attention layer's query, keys and values; None where the layer has none."""
+    return {name: getattr(module, f"_{name}_scale_float", None) for name in ("q", "k", "v")}

@@ -22,7 +22,13 @@ class FieldSpec:
     sources: tuple[str, ...]
     words: Callable[..., str] = field(repr=False)
     needs_run: bool = False
-    absent_without_gpu: bool = False
+    absent: tuple[str, str, str] | None = None
+    """Not applicable where the value at a source begins with a text, for a reason: source, text, reason."""
+
+
+NO_GPU = ("variant/manifest/gpu", "none:", "no GPU: the engine ran on the CPU")
+NO_IMAGE = ("image/runtime", "venv", "no image: the engine ran in a virtual environment on the host's system")
+NOT_ADOPTED = ("image/reference", "None", "not adopted: made from its lock")
 
 
 def _plain(value: Any) -> str:
@@ -39,15 +45,29 @@ def _checkpoint(source: str, revision: str, made_by: str, files: list[dict[str, 
 
 
 def _environment(
-    runtime: str, digest: str, engine: dict[str, Any], python: str, packages: list[Any], debian: Any, system: str,
-    kernel: str, cpu: dict[str, Any], gpu: Any,
+    runtime: str, digest: str, base: str, engine: dict[str, Any], python: str, packages: list[Any], debian: Any,
+    libraries: Any, system: str, kernel: str, cpu: dict[str, Any], gpu: Any,
 ) -> str:  # fmt: skip
-    count = f"{len(debian)} Debian packages" if isinstance(debian, list) else f"Debian packages {debian}"
+    loaded = f"{len(libraries)} shared objects loaded" if isinstance(libraries, list) else f"loaded {libraries}"
+    place = "a venv on the host's system" if runtime == "venv" else f"a {runtime} image on {base}"
     return (
-        f"{engine['name']} {engine['version']} in a {runtime} of digest sha256:{digest}; {python}, "
-        f"{len(packages)} Python packages, {count}; {system}, {kernel}; CPU {cpu['model']}; GPU {_gpus(gpu)}. "
-        "All packages are listed in the manifests"
+        f"{engine['name']} {engine['version']} in {place}, digest sha256:{digest}; {python}, "
+        f"{_counts(packages, debian)}, {loaded}; {system}, {kernel}; CPU {cpu['model']}; GPU {_gpus(gpu)}. "
+        "The manifests list every one"
     )
+
+
+def _image_digest(runtime: str, digest: str) -> str:
+    covers = {
+        "venv": "over its packages' RECORD hashes",
+        "docker": "image ID, over its configuration and the digests of its layers",
+        "apptainer": "of the .sif file",
+    }
+    return f"{runtime}, sha256:{digest} {covers[runtime]}"
+
+
+def _reference(reference: str, checked: str) -> str:
+    return f"adopted as {reference}; {checked}"
 
 
 def _gpus(gpu: Any) -> str:
@@ -106,7 +126,68 @@ def _linear(linear: list[dict[str, Any]]) -> str:
 
 
 def _counts(packages: list[Any], debian: Any) -> str:
-    return f"{len(packages)} Python, {len(debian) if isinstance(debian, list) else debian} Debian"
+    if not isinstance(debian, list):
+        return f"{len(packages)} Python packages, Debian packages {debian}"
+    return f"{len(packages) + len(debian)} packages ({len(debian)} Debian, {len(packages)} Python)"
+
+
+def _stray(stray: Any) -> str:
+    if isinstance(stray, str):
+        return stray
+    return f"{len(stray)} files: " + ", ".join(f"{one['path']} sha256:{one['sha256']}" for one in stray)
+
+
+def _libraries(libraries: Any) -> str:
+    if isinstance(libraries, str):
+        return libraries
+    changed = [one["path"] for one in libraries if one["as_packaged"] is False]
+    unowned = [one["path"] for one in libraries if one["owner"] == "none"]
+    words = [f"{len(libraries)} shared objects"]
+    words.append(
+        f"NOT AS PACKAGED: {', '.join(changed)}" if changed else "none differs from what its package installed"
+    )
+    if unowned:
+        words.append(f"of no package: {', '.join(unowned)}")
+    return "; ".join(words)
+
+
+def _stack(*names: str) -> Callable[[dict[str, str]], str]:
+    return lambda stack: "; ".join(f"{name} {stack[name]}" for name in names)
+
+
+def _caches(caches: dict[str, Any]) -> str:
+    before, after = caches["before"], caches["after"]
+    return "; ".join(
+        f"{name}: {before[name]['state']} before, "
+        + ("unchanged" if before[name] == after[name] else f"{after[name]['entries']} entries after")
+        for name in before
+    )
+
+
+def _scales(attention: list[dict[str, Any]]) -> str:
+    found = [f"k {layer['kv_scales']['k']}, v {layer['kv_scales']['v']}" for layer in attention]
+    counts = {words: found.count(words) for words in dict.fromkeys(found)}
+    return "; ".join(f"{words} in {count} of {len(found)} layers" for words, count in counts.items())
+
+
+def _boards(gpu: Any) -> str:
+    if isinstance(gpu, str):
+        return gpu
+    return "; ".join(f"VBIOS {one['vbios']}, ECC {_parts(one['ecc'])}, MIG {_parts(one['mig'])}" for one in gpu)
+
+
+def _parts(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_parts(one)}" for name, one in value.items())
+    return _plain(value)
+
+
+def _primitives(primitives: Any) -> str:
+    return primitives if isinstance(primitives, str) else "; ".join(primitives)
+
+
+def _container(facts: Any) -> str:
+    return facts if isinstance(facts, str) else ", ".join(f"{name} {_parts(one)}" for name, one in facts.items())
 
 
 def _batch(max_num_seqs: int, chunk: int) -> str:
@@ -170,12 +251,13 @@ def _documents(prompts: dict[str, Any]) -> str:
 
 
 def _kernels(kernels: Any) -> str:
-    """The engine's own operators and the matrix products; the manifest has the rest (views, copies, …)."""
+    """Kernels of a known family, the engine's own operators, and what took a hundredth of the time; others counted."""
     if isinstance(kernels, str):
         return kernels
-    products = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm", "aten::scaled_dot_product_attention")
-    chosen = [name for name in kernels if not name.startswith("aten::") or name in products]
-    return f"{', '.join(chosen)}; {len(kernels) - len(chosen)} others in the manifest"
+    chosen = [one for one in kernels if one["family"] or one["name"].startswith("_C") or one["share"] >= 0.01]
+    chosen.sort(key=lambda one: -one["share"])
+    listed = [f"{one['name']} × {one['count']}" + (f" ({one['family']})" if one["family"] else "") for one in chosen]
+    return f"{'; '.join(listed)}; {len(kernels) - len(chosen)} others in the manifest"
 
 
 def _flips(overall: dict[str, Any]) -> str:
@@ -212,6 +294,9 @@ def _of_manifest(
     return FieldSpec(key, title, group, "measured", sources, words, run)
 
 
+CUDA_STACK = (
+    "driver", "CUDA driver API", "CUDA runtime", "cuDNN", "cuBLAS", "NCCL", "NVRTC", "Triton", "FlashInfer",
+)  # fmt: skip
 FILES = ("source", "revision", "made_by", "files")
 DIVERGENCE = "variant/divergence"
 WEIGHTS, ENGINE, MACHINE, TEXT, FIGURES = (
@@ -226,8 +311,9 @@ FIELDS: tuple[FieldSpec, ...] = (
     _core("reference_checkpoint", "Reference checkpoint", "measured",
           tuple(f"reference/checkpoint/{name}" for name in FILES), _checkpoint, False),
     _core("runtime_environment", "Full runtime environment", "measured",
-          ("image/runtime", "image/digest", *(f"variant/manifest/{name}" for name in (
-              "engine", "python", "python_packages", "debian_packages", "operating_system", "kernel", "cpu", "gpu"))),
+          ("image/runtime", "image/digest", "image/base", *(f"variant/manifest/{name}" for name in (
+              "engine", "python", "python_packages", "debian_packages", "libraries", "operating_system", "kernel",
+              "cpu", "gpu"))),
           _environment, False),
     _core("evaluation_text", "Evaluation text", "measured", ("prompts",), _texts, False),
     _core("calibration_data", "Calibration data", "declared", ("variant/checkpoint/calibration",), _plain, False),
@@ -248,14 +334,21 @@ FIELDS: tuple[FieldSpec, ...] = (
     _of_manifest("activation_quantization", "Activation quantization", WEIGHTS, ("asked",),
                  _asked_of("activation_quantization"), run=True),
     _of_manifest("kv_cache", "KV-cache type", WEIGHTS, ("asked",), _asked_of("kv_cache_dtype"), run=True),
+    _selected("kv_scales", "KV-cache scales", WEIGHTS, ("attention",), _scales),
     _of_manifest("attention_backend", "Attention backend", WEIGHTS, ("asked",),
                  _asked_of("attention_backend"), run=True),
     _selected("linear_kernels", "Linear kernels per layer kind", WEIGHTS, ("linear",), _linear),
     _of_manifest("kernels", "Kernels that ran", WEIGHTS, ("kernels",), _kernels, run=True),
+    _of_manifest("primitives", "Primitives of oneDNN", WEIGHTS, ("primitives",), _primitives, run=True),
     _of_manifest("asked_and_got", "Asked for, and got", WEIGHTS, ("asked",), _differences, run=True),
-    FieldSpec("image_digest", "Image digest", ENGINE, "measured", ("image/runtime", "image/digest"),
-              lambda runtime, digest: f"{runtime}, sha256:{digest} over its packages' RECORD hashes"),
-    FieldSpec("base_image", "Base image", ENGINE, "measured", ("image/base",), _plain),
+    FieldSpec("runtime", "Runtime", ENGINE, "measured", ("image/runtime", "image/why", "image/built_with"),
+              lambda runtime, why, built_with: f"{runtime}: {why}; made by {built_with}"),
+    FieldSpec("image_digest", "Image digest", ENGINE, "measured", ("image/runtime", "image/digest"), _image_digest),
+    FieldSpec("base_image", "Base image", ENGINE, "measured", ("image/base",), _plain, absent=NO_IMAGE),
+    FieldSpec("adopted", "Adopted image", ENGINE, "measured", ("image/reference", "image/reference_checked"),
+              _reference, absent=NOT_ADOPTED),
+    FieldSpec("container", "Container", ENGINE, "measured", ("variant/manifest/container",), _container,
+              absent=NO_IMAGE),
     _of_manifest("engine_version", "Engine version", ENGINE, ("engine/name", "engine/version"),
                  lambda name, version: f"{name} {version}"),
     _of_manifest("engine_commit", "Engine commit", ENGINE, ("engine/commit",)),
@@ -271,15 +364,17 @@ FIELDS: tuple[FieldSpec, ...] = (
               ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _parallel),
     _selected("batch_shape", "Batch shape", ENGINE, ("max_num_seqs", "chunk"), _batch),
     _of_manifest("package_counts", "Packages", MACHINE, ("python_packages", "debian_packages"), _counts),
+    _of_manifest("stray_files", "Shared objects of no package", MACHINE, ("stray_files",), _stray),
+    _of_manifest("libraries", "Loaded libraries", MACHINE, ("libraries",), _libraries),
+    _of_manifest("cpu_libraries", "OneDNN and OpenMP", MACHINE, ("stack",), _stack("oneDNN", "OpenMP")),
     _of_manifest("torch", "PyTorch", MACHINE, ("torch/version", "torch/commit"),
                  lambda version, commit: f"{version}, commit {commit}"),
     FieldSpec("cuda", "CUDA, driver, cuDNN, cuBLAS, NCCL, Triton, FlashInfer", MACHINE, "measured",
-              ("variant/manifest/cuda_stack",), _plain, absent_without_gpu=True),
-    FieldSpec("gpu", "GPU", MACHINE, "measured", ("variant/manifest/gpu",), _gpus, absent_without_gpu=True),
-    FieldSpec("gpu_board", "GPU: VBIOS, ECC, MIG", MACHINE, "measured", ("variant/manifest/gpu_board",), _plain,
-              absent_without_gpu=True),
-    FieldSpec("autotune_cache", "Autotune cache state", MACHINE, "measured", ("variant/manifest/autotune_cache",),
-              _plain, absent_without_gpu=True),
+              ("variant/manifest/stack",), _stack(*CUDA_STACK), absent=NO_GPU),
+    FieldSpec("gpu", "GPU", MACHINE, "measured", ("variant/manifest/gpu",), _gpus, absent=NO_GPU),
+    FieldSpec("gpu_board", "GPU: VBIOS, ECC, MIG", MACHINE, "measured", ("variant/manifest/gpu",), _boards,
+              absent=NO_GPU),
+    _of_manifest("autotune_cache", "Autotune cache state", MACHINE, ("caches",), _caches),
     _of_manifest("cpu", "CPU", MACHINE, ("cpu/model", "cpu/family_model_stepping", "cpu/microcode", "cpu/usable_cores"),
                  lambda model, stepping, code, cores: f"{model} ({stepping}), microcode {code}, {cores} usable cores"),
     _of_manifest("cpu_isa", "CPU instruction sets", MACHINE, ("torch/cpu_capability", "cpu/isa_flags"),

@@ -93,10 +93,10 @@ def fill(spec: FieldSpec, records: dict[str, Any]) -> Disclosed:
 
     if spec.needs_run and _refused(records):
         return filled("not_applicable", NOT_RUN)
-    if spec.absent_without_gpu and str(lookup(records, "variant/manifest/gpu")).startswith("none:"):
-        return filled("not_applicable", "no GPU: the engine ran on the CPU")
-    if spec.key == "base_image" and lookup(records, "image/runtime") == "venv":
-        return filled("not_applicable", "no image: the engine ran in a virtual environment on the host's system")
+    if spec.absent is not None:
+        source, beginning, reason = spec.absent
+        if str(lookup(records, source)).startswith(beginning):
+            return filled("not_applicable", reason)
     values = [lookup(records, source) for source in spec.sources]
     missing = [source for source, value in zip(spec.sources, values, strict=True) if value is None]
     if missing:
