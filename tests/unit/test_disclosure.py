@@ -8,7 +8,7 @@ from chain import tie_together, update
 
 from kldaudit import METHOD_VERSION, __version__
 from kldaudit.audit import arm_spec, parse_audit
-from kldaudit.disclosure.fields import FIELDS
+from kldaudit.disclosure.fields import FIELDS, NO_GPU
 from kldaudit.disclosure.sheet import Disclosure, claim_line, disclose, fill, lookup, markdown
 from kldaudit.errors import RecordError
 from kldaudit.records import write_json
@@ -25,7 +25,8 @@ NINE = {
     "Aggregation",
 }
 SPECS = {spec.key: spec for spec in FIELDS}
-OF_GPU = {spec.key for spec in FIELDS if spec.absent_without_gpu}
+OF_GPU = {spec.key for spec in FIELDS if spec.absent == NO_GPU}
+OF_IMAGE = {"base_image", "container"}
 OF_A_RUN = {spec.key for spec in FIELDS if spec.needs_run}
 
 
@@ -67,10 +68,34 @@ def manifest():
             "usable_cores": 4,
             "isa_flags": "avx avx2",
         },
-        "gpu": [{"name": "H200", "sm": "9.0", "memory_bytes": 1}],
-        "gpu_board": "VBIOS 96, ECC on, MIG off",
-        "cuda_stack": "CUDA 13.0, driver 580",
-        "autotune_cache": "cold",
+        "gpu": [
+            {"name": "H200", "sm": "9.0", "memory_bytes": 1, "vbios": "96", "ecc": {"current": "on"}, "mig": "off"},
+        ],
+        "stack": {
+            "driver": "580",
+            "CUDA driver API": "13.0",
+            "CUDA runtime": "13.0",
+            "cuDNN": "9.1",
+            "cuBLAS": "13.1",
+            "NCCL": "2.28",
+            "NVRTC": "13.0",
+            "Triton": "3.6",
+            "FlashInfer": "not loaded",
+            "oneDNN": "3.12",
+            "OpenMP": "libgomp.so.1.0.0",
+        },
+        "stray_files": [{"path": "/opt/x.so", "sha256": "66"}],
+        "libraries": [
+            {"path": "/lib/libc.so.6", "owner": "debian:libc6=2.36", "as_packaged": True},
+            {"path": "/lib/libm.so.6", "owner": "debian:libc6=2.36", "as_packaged": False},
+            {"path": "/opt/x.so", "owner": "none", "as_packaged": None},
+        ],
+        "caches": {
+            "before": {"triton": {"state": "cold", "entries": 0}, "flashinfer": {"state": "warm", "entries": 3}},
+            "after": {"triton": {"state": "warm", "entries": 9}, "flashinfer": {"state": "warm", "entries": 3}},
+        },
+        "container": {"network": "none", "root": "read-only"},
+        "primitives": ["oneDNN v3.12.0", "cpu,matmul,brg_matmul"],
         "torch": {"version": "2.13", "commit": "44", "cpu_capability": "AVX2"},
         "engine": {"name": "vllm", "version": "0.32", "commit": "55", "arguments": {"seed": 0}},
         "selected": {
@@ -79,6 +104,7 @@ def manifest():
                 {"kind": "QKV", "method": "CT", "scheme": "WNA16", "kernels": ["Marlin"]},
                 {"kind": "Head", "method": "Unquantized", "scheme": None, "kernels": []},
             ],
+            "attention": [{"kv_scales": {"q": 1.0, "k": 0.5, "v": 1.0}}] * 2,
             "model_class": "vllm.Llama",
             "model_runner": "vllm.runner",
             "enforce_eager": True,
@@ -94,7 +120,11 @@ def manifest():
             "max_num_seqs": 1,
             "torch_threads": 2,
         },
-        "kernels": ["gemm", "softmax"],
+        "kernels": [
+            {"name": "nvjet_sm90", "count": 3, "share": 0.6, "family": "GEMM of cuBLASLt, nvjet, sm90"},
+            {"name": "softmax", "count": 1, "share": 0.4, "family": None},
+            {"name": "copy", "count": 1, "share": 0.001, "family": None},
+        ],
         "environment": {"OMP_NUM_THREADS": "2"},
     }
 
@@ -153,7 +183,15 @@ def arm(name):
 def records():
     """Complete records of one comparison on a GPU in a container."""
     return {
-        "image": {"runtime": "docker", "digest": "66", "base": "debian:12@sha256:77"},
+        "image": {
+            "runtime": "docker",
+            "why": "the audit says docker",
+            "built_with": "Docker Engine 28",
+            "digest": "66",
+            "base": "debian:12@sha256:77",
+            "reference": "hub/vllm:nightly@sha256:99",
+            "reference_checked": "the tag points to the digest",
+        },
         "prompts": {
             "words": {
                 "about": "a few words",
@@ -186,10 +224,8 @@ def records():
 @pytest.fixture
 def on_cpu(records):
     """The same in a virtual environment on a machine without a GPU."""
-    del records["image"]["base"]
-    records["image"]["runtime"] = "venv"
-    for name in ("gpu_board", "cuda_stack", "autotune_cache"):
-        del records["variant"]["manifest"][name]
+    records["image"] |= {"runtime": "venv", "base": "none: the host's system", "reference": "none: made from its lock"}
+    records["variant"]["manifest"]["container"] = "none: a venv"
     records["variant"]["manifest"]["gpu"] = "none: torch sees no CUDA device"
     return records
 
@@ -297,11 +333,12 @@ def test_a_setting_that_was_not_compared_is_not_disclosed(records, key, setting)
 
 def texts():
     """Sources whose recorded value is a text, and two lists that may be one."""
-    lists = ("variant/manifest/gpu", "variant/manifest/debian_packages", "variant/manifest/kernels")
+    names_of_lists = ("gpu", "debian_packages", "stray_files", "libraries", "kernels", "primitives", "container")
+    lists = [f"variant/manifest/{name}" for name in names_of_lists]
     names = ("source", "revision", "made_by", "calibration", "python", "operating_system", "kernel", "commit",
              "version", "model_class", "model_runner", "cudagraph_mode", "compilation_mode", "model", "microcode",
-             "family_model_stepping", "isa_flags", "cpu_capability", "digest", "base", "cuda_stack", "gpu_board",
-             "autotune_cache", "window_rule", "name")  # fmt: skip
+             "family_model_stepping", "isa_flags", "cpu_capability", "digest", "base", "why", "built_with",
+             "reference_checked", "window_rule", "name")  # fmt: skip
     return [
         pytest.param(spec.key, source, id=f"{spec.key}-{source}")
         for spec in FIELDS
@@ -336,20 +373,25 @@ def test_fields_of_a_gpu_are_not_applicable_without_one(on_cpu, key):
     assert (found.status, found.value, found.known) == ("not_applicable", "no GPU: the engine ran on the CPU", None)
 
 
-def test_the_base_image_is_not_applicable_in_a_virtual_environment(on_cpu):
-    found = fill(SPECS["base_image"], on_cpu)
+@pytest.mark.parametrize("key", sorted(OF_IMAGE))
+def test_fields_of_an_image_are_not_applicable_in_a_virtual_environment(on_cpu, key):
+    found = fill(SPECS[key], on_cpu)
     assert found.status == "not_applicable"
     assert "virtual environment" in found.value
 
 
-@pytest.mark.parametrize("key", sorted(set(SPECS) - OF_GPU - {"base_image"}))
+def test_an_image_made_from_its_lock_is_not_an_adopted_one(on_cpu):
+    assert fill(SPECS["adopted"], on_cpu).value == "not adopted: made from its lock"
+
+
+@pytest.mark.parametrize("key", sorted(set(SPECS) - OF_GPU - OF_IMAGE - {"adopted"}))
 def test_every_other_field_is_disclosed_without_a_gpu(on_cpu, key):
     assert fill(SPECS[key], on_cpu).status == "disclosed"
 
 
 @pytest.mark.parametrize("key", sorted(OF_GPU))
 def test_fields_of_a_gpu_that_is_there_but_not_recorded_are_not_disclosed(records, key):
-    for name in ("gpu_board", "cuda_stack", "autotune_cache", "gpu"):
+    for name in ("stack", "gpu"):
         del records["variant"]["manifest"][name]
     assert fill(SPECS[key], records).status == "NOT DISCLOSED"
 
@@ -392,7 +434,15 @@ def test_all_other_fields_of_a_refused_arm_are_disclosed(refused, key):
         ("eager", "yes"),
         ("prefix_caching", "no"),
         ("parallelism", "TP 1, PP 1, DP 1"),
-        ("package_counts", "2 Python, 3 Debian"),
+        ("package_counts", "5 packages (3 Debian, 2 Python)"),
+        ("stray_files", "1 found: /opt/x.so sha256:66"),
+        ("libraries", "3 shared objects; NOT AS PACKAGED: /lib/libm.so.6; of no package: /opt/x.so"),
+        ("cpu_libraries", "oneDNN 3.12; OpenMP libgomp.so.1.0.0"),
+        ("autotune_cache", "triton: cold before, 9 entries after; flashinfer: warm before, unchanged"),
+        ("gpu_board", "VBIOS 96, ECC current on, MIG off"),
+        ("kv_scales", "k 0.5, v 1.0 in 2 of 2 layers"),
+        ("kernels", "nvjet_sm90 × 3 (GEMM of cuBLASLt, nvjet, sm90); softmax × 1; 1 others in the manifest"),
+        ("container", "network none, root read-only"),
         ("environment_variables", "OMP_NUM_THREADS=2"),
         ("bos", "words: none added, does not begin with BOS"),
         ("excluded_positions", "0"),

@@ -28,7 +28,7 @@ class FieldSpec:
 
 NO_GPU = ("variant/manifest/gpu", "none:", "no GPU: the engine ran on the CPU")
 NO_IMAGE = ("image/runtime", "venv", "no image: the engine ran in a virtual environment on the host's system")
-NOT_ADOPTED = ("image/reference", "None", "not adopted: made from its lock")
+NOT_ADOPTED = ("image/reference", "none:", "not adopted: made from its lock")
 
 
 def _plain(value: Any) -> str:
@@ -134,7 +134,7 @@ def _counts(packages: list[Any], debian: Any) -> str:
 def _stray(stray: Any) -> str:
     if isinstance(stray, str):
         return stray
-    return f"{len(stray)} files: " + ", ".join(f"{one['path']} sha256:{one['sha256']}" for one in stray)
+    return f"{len(stray)} found: " + ", ".join(f"{one['path']} sha256:{one['sha256']}" for one in stray)
 
 
 def _libraries(libraries: Any) -> str:
@@ -366,7 +366,7 @@ FIELDS: tuple[FieldSpec, ...] = (
     _of_manifest("package_counts", "Packages", MACHINE, ("python_packages", "debian_packages"), _counts),
     _of_manifest("stray_files", "Shared objects of no package", MACHINE, ("stray_files",), _stray),
     _of_manifest("libraries", "Loaded libraries", MACHINE, ("libraries",), _libraries),
-    _of_manifest("cpu_libraries", "OneDNN and OpenMP", MACHINE, ("stack",), _stack("oneDNN", "OpenMP")),
+    _of_manifest("cpu_libraries", "oneDNN and OpenMP", MACHINE, ("stack",), _stack("oneDNN", "OpenMP")),
     _of_manifest("torch", "PyTorch", MACHINE, ("torch/version", "torch/commit"),
                  lambda version, commit: f"{version}, commit {commit}"),
     FieldSpec("cuda", "CUDA, driver, cuDNN, cuBLAS, NCCL, Triton, FlashInfer", MACHINE, "measured",

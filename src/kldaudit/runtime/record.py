@@ -35,8 +35,11 @@ class Image(Record):
         "the .sif file."
     )
     layers: list[str] = Field(default_factory=list, description="diffIDs: SHA-256 of each layer's uncompressed tar.")
-    reference: str | None = Field(None, description="Adopted images: NAME[:TAG]@sha256:DIGEST in the registry.")
-    reference_checked: str | None = Field(
-        None, description="Adopted images: whether the tag still points to the digest, or why that is unknown."
+    reference: str = Field(
+        "none: made from its lock", description="Adopted images: NAME[:TAG]@sha256:DIGEST in the registry."
+    )
+    reference_checked: str = Field(
+        "none: made from its lock",
+        description="Adopted images: whether the tag still points to the digest, or why that is unknown.",
     )
     built_with: str = Field(description="What made it: pip or container engine, and its version.")
