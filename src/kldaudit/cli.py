@@ -12,9 +12,11 @@ from rich.console import Console
 from kldaudit import __version__
 from kldaudit.audit import arm_spec, audit_schema, read_audit
 from kldaudit.errors import KldauditError, RecordError
+from kldaudit.manifest_cli import app as manifest_app
 from kldaudit.records import write_json, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(manifest_app, name="manifest")
 out = Console(markup=False, highlight=False, soft_wrap=True)
 
 AuditFile = Annotated[Path, typer.Option("--audit", help="The audit file.")]

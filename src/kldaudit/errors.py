@@ -8,7 +8,8 @@ KldauditError                 any of these: one message, exit code 2
 ├── LogitsError               logits that are no distribution (NaN, +inf, all -inf)
 ├── CheckpointError           a checkpoint cannot be resolved, expanded or quantized
 ├── PromptError               a prompt cannot be rendered or does not fit the model
-└── EngineError               the engine's environment or process failed
+├── EngineError               the engine's environment or process failed
+└── ExportError               a manifest cannot be exported
 """
 
 
@@ -56,3 +57,7 @@ class PromptError(KldauditError):
 
 class EngineError(KldauditError):
     """The engine's environment or process failed."""
+
+
+class ExportError(KldauditError):
+    """A manifest cannot be exported."""

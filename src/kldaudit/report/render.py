@@ -11,6 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from kldaudit.errors import RecordError
 from kldaudit.report import figures, tables
+from kldaudit.report.environments import environments
 from kldaudit.report.evidence import Evidence, read_evidence
 
 PLOTLY_SETTINGS = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
@@ -57,6 +58,7 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
         "means": tables.mean_table(evidence),
         "verifications": tables.verification_groups(evidence),
         "dishonoured": tables.dishonoured(evidence),
+        "environments": environments(evidence),
         "nine": tables.nine_rows(evidence),
         "groups": tables.shared_groups(evidence),
         "sheets": tables.variant_sheets(evidence),
