@@ -1,6 +1,7 @@
-# Make the engine runnable.
-# Input: the engine's locks, kldaudit's capture code.  Output: image.json (what was made, and its digest).
-# Steps: virtual environment, hash-locked wheels, kldaudit itself.  Other runtimes get their rule here.
+# Make or adopt what the engine runs in.
+# Input: the engine's locks, the base's lock and the recipe, kldaudit's capture code.  Output: image.json (what it is).
+# Steps, by the audit's runtime: venv: virtual environment, hash-locked wheels, kldaudit itself.  docker and apptainer:
+# base file system, the same wheels and kldaudit in an image.  An adopted image is pulled by digest and left as it is.
 
 CAPTURE_CODE = sorted(
     str(path)
@@ -10,16 +11,46 @@ CAPTURE_CODE = sorted(
         "records.py",
         "audit.py",
         "capture_file.py",
-        "runtime.py",
+        "history.py",
+        "capture/*.py",
+        "checkpoint/*.py",
+        "prompt/*.py",
+        "runtime/*.py",
     )
-    + ("capture/*.py", "checkpoint/*.py", "prompt/*.py")
+    + tuple(
+        f"manifest/{name}.py"
+        for name in (
+            "caches",
+            "configuration",
+            "elf",
+            "environment",
+            "gpu",
+            "hashing",
+            "kernels",
+            "libraries",
+            "machine",
+            "packages",
+            "record",
+            "stack",
+            "variables",
+        )
+    )
     for path in Path("src/kldaudit").glob(pattern)
 )
+
+DEVICE = AUDIT.engine.removeprefix("vllm-")
+LOCKS = {"cpu": ["envs/torch-cpu.txt"], "cuda": []}[DEVICE] + [
+    f"envs/{AUDIT.engine}.txt"
+]
 
 
 rule image:
     input:
-        locks=["envs/torch-cpu.txt", f"envs/{AUDIT.engine}.txt"],
+        locks=["envs/capture.txt"] if AUDIT.adopt else LOCKS,
+        recipe=(
+            [] if AUDIT.runtime == "venv" else f"containers/{AUDIT.engine}/Dockerfile"
+        ),
+        base=[] if AUDIT.runtime == "venv" else f"containers/base/{DEVICE}.json",
         code=CAPTURE_CODE,
     output:
         f"{RESULTS}/image.json",
@@ -30,9 +61,15 @@ rule image:
     conda:
         "../envs/workflow.yaml"
     params:
-        engine=AUDIT.engine,
+        what=(
+            f"adopt {AUDIT.adopt}"
+            if AUDIT.adopt
+            else f"build --engine {AUDIT.engine} --recipe containers/{AUDIT.engine}/Dockerfile "
+            f"--base containers/base/{DEVICE}.json --mirror {config['mirror']}"
+        ),
+        runtime=AUDIT.runtime,
         locks=lambda wildcards, input: [f"--lock={lock}" for lock in input.locks],
-        location=f"{config['engines']}/{AUDIT.engine}",
+        location=f"{config['engines']}/{'adopted-' + AUDIT.name if AUDIT.adopt else AUDIT.engine}",
     shell:
-        "kldaudit image --engine {params.engine:q} {params.locks:q} --location {params.location:q} --source . "
-        "--output {output:q} --log {log:q}"
+        "kldaudit image {params.what} --runtime {params.runtime} {params.locks:q} --location {params.location:q} "
+        "--source . --output {output:q} --log {log:q}"

@@ -12,10 +12,12 @@ from rich.console import Console
 from kldaudit import __version__
 from kldaudit.audit import arm_spec, audit_schema, read_audit
 from kldaudit.errors import KldauditError, RecordError
+from kldaudit.image_cli import app as image_app
 from kldaudit.manifest_cli import app as manifest_app
 from kldaudit.records import write_json, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(image_app, name="image")
 app.add_typer(manifest_app, name="manifest")
 out = Console(markup=False, highlight=False, soft_wrap=True)
 
@@ -70,21 +72,6 @@ def spec(
     """Resolve an audit, or one arm of it, into its spec."""
     found = read_audit(audit)
     (found if arm is None else arm_spec(found, arm)).write(output)
-
-
-@app.command()
-def image(
-    engine: Annotated[str, typer.Option(help="Name of the engine's lock.")],
-    lock: Annotated[list[Path], typer.Option(help="Requirement files with hashes, in order of installation.")],
-    location: Annotated[Path, typer.Option(help="Folder of the environment.")],
-    source: Annotated[Path, typer.Option(help="Folder of kldaudit's source.")],
-    output: Output,
-    log: Log,
-) -> None:
-    """Make the engine runnable from its lock."""
-    from kldaudit.image import make_venv
-
-    make_venv(engine, lock, location, source, log).write(output)
 
 
 @app.command()

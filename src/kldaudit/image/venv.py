@@ -1,6 +1,5 @@
 """A virtual environment made from the lock."""
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -11,23 +10,15 @@ from pathlib import Path
 
 from kldaudit.digests import file_sha256
 from kldaudit.errors import EngineError
+from kldaudit.image.listing import packages_digest, script
 from kldaudit.records import digests_of, read_json, write_json
 from kldaudit.runtime.record import Image
 from kldaudit.runtime.run import last_lines
 
 MARKER = "kldaudit-locks.json"
 
-LISTING = """
-import ctypes, json
-ctypes.CDLL("libnuma.so.1")  # vLLM's CPU kernels need it, and without them it only warns
-from kldaudit.manifest.machine import interpreter
-from kldaudit.manifest.packages import python_packages
-packages = [[p.name, p.version, p.record_sha256] for p in python_packages()]
-print(json.dumps({"python": interpreter(), "packages": packages}))
-"""
 
-
-def make_venv(engine: str, locks: list[Path], location: Path, source: Path, log: Path) -> Image:
+def make_venv(engine: str, locks: list[Path], location: Path, source: Path, log: Path, why: str) -> Image:
     """Make a virtual environment from hash-locked requirements, with kldaudit's capture code in it.
 
     Args:
@@ -36,6 +27,7 @@ def make_venv(engine: str, locks: list[Path], location: Path, source: Path, log:
         location: folder of the environment; kept as it is if it was made from the same locks.
         source: folder of kldaudit's own source, installed last.
         log: takes pip's output.
+        why: why this runtime.
 
     Raises:
         EngineError: pip failed, or an installed package does not match.
@@ -66,7 +58,7 @@ def make_venv(engine: str, locks: list[Path], location: Path, source: Path, log:
             _run([*build, str(source)], output, log)
             wheel = next(Path(folder).glob("kldaudit-*.whl"))
             _run(_pip(location, "--force-reinstall", str(wheel)), output, log)
-    return _describe(engine, locks, location)
+    return _describe(engine, locks, location, why)
 
 
 def _pip(location: Path, *arguments: str) -> list[str]:
@@ -86,9 +78,9 @@ def _run(command: list[str], output: object, log: Path) -> None:
         )
 
 
-def _describe(engine: str, locks: list[Path], location: Path) -> Image:
+def _describe(engine: str, locks: list[Path], location: Path, why: str) -> Image:
     python = location / "bin" / "python"
-    listed = subprocess.run([str(python), "-c", LISTING], capture_output=True, text=True, check=False)
+    listed = subprocess.run([str(python), "-c", script(engine)], capture_output=True, text=True, check=False)
     if listed.returncode:
         raise EngineError(
             "the engine's environment is not usable",
@@ -98,14 +90,18 @@ def _describe(engine: str, locks: list[Path], location: Path) -> Image:
             do=f"install libnuma1 (Debian) if it is missing, else remove {location}; then run it again",
         )
     listing = json.loads(listed.stdout)
-    lines = "".join("\t".join(package) + "\n" for package in listing["packages"])
     return Image(
         parents=digests_of(**{lock.stem: lock for lock in locks}),
         runtime="venv",
+        why=why,
         engine=engine,
         python=listing["python"],
+        architecture=listing["architecture"],
         location=str(location),
+        interpreter="bin/python",
+        base="none: the host's system",
         locks={lock.name: file_sha256(lock) for lock in locks},
         packages=len(listing["packages"]),
-        digest=hashlib.sha256(lines.encode()).hexdigest(),
+        digest=packages_digest(listing),
+        built_with="pip",
     )

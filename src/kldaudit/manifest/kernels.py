@@ -19,7 +19,7 @@ FAMILIES = tuple(
         (r"FlashAttnFwdSm90", "attention, FlashAttention 3, sm90 (WGMMA)"),
         (r"flash_fwd|FlashAttnFwd|flash::", "attention, FlashAttention 2"),
         (r"BatchPrefillWith|BatchDecodeWith|flashinfer", "attention or helper, FlashInfer"),
-        (r"kernel_unified_attention|unified_attention", "attention, Triton"),
+        (r"^kernel_unified_attention", "attention, Triton"),
         (r"cutlass.*(?:[Ss]m90|sm90)", "GEMM of CUTLASS 3, sm90 (WGMMA)"),
         (r"cutlass.*(?:[Ss]m1[02]\d|sm1[02]\d)", "GEMM of CUTLASS, Blackwell (tcgen05 or its successors)"),
         (r"(?:ampere|sm80|cutlass_80).*16816", "GEMM, sm80, mma.sync m16n8k16"),

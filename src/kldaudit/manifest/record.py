@@ -74,9 +74,7 @@ class Kernel(Frozen):
     count: int = Field(description="How often it ran.")
     share: float = Field(description="Its share of the profiled time (self time), 0 to 1; differs from run to run.")
     modules: list[str] = Field(description="Classes of the model's modules that it ran in, sorted.")
-    family: str | None = Field(
-        description="What its name tells: GEMM or attention family, MMA instructions; or null."
-    )
+    family: str | None = Field(description="What its name tells: GEMM or attention family, MMA instructions; or null.")
 
 
 class Manifest(Record):
@@ -106,7 +104,11 @@ class Manifest(Record):
     engine: dict[str, Any] = Field(description="Name, version, commit, build, arguments, resolved configuration.")
     selected: dict[str, Any] = Field(description="What the engine selected, layer by layer.")
     kernels: list[Kernel] | str = Field(description="What ran in a profiled prefill, by name.")
-    primitives: list[str] | str = Field(description="oneDNN primitives of that prefill: kind, implementation, ISA.")
+    primitives: list[str] | str = Field(
+        "unknown: recorded by the host", description="Versions and ISA of oneDNN and the primitives that it made."
+    )
     environment: dict[str, str] = Field(description="Environment variables that can change the numbers.")
     capture: dict[str, Any] = Field(description="Positions taken per prompt and pass, and differing ones.")
-    container: dict[str, Any] | str = Field(description="What only the host knows of the container, or none: a venv.")
+    container: dict[str, Any] | str = Field(
+        "unknown: recorded by the host", description="What only the host knows of the container, or why there is none."
+    )

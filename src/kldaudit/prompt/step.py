@@ -60,9 +60,16 @@ def render_prompt(
     _check_source(source)
     folder = checkpoint_path.with_suffix("")
     with tempfile.TemporaryDirectory() as temporary:
+        reads = [source.absolute(), folder.absolute()]
         output = Path(temporary) / "rendered.json"
-        arguments = [str(source), str(folder), str(output)]
-        status = run_in_engine(Image.read(image_path), "kldaudit.prompt.render", arguments, log=log)
+        status = run_in_engine(
+            Image.read(image_path),
+            "kldaudit.prompt.render",
+            [str(path) for path in (*reads, output)],
+            log=log,
+            reads=reads,
+            writes=[Path(temporary)],
+        )
         if status:
             raise PromptError(
                 f"prompt {name} cannot be rendered",

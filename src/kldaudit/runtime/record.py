@@ -1,9 +1,12 @@
-"""``image.json``: what the engine runs in."""
+"""``image.json``: what the engine runs in; and what is to be run there."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from kldaudit.audit import Container
 from kldaudit.records import Record
 
 Runtime = Literal["venv", "docker", "apptainer"]
@@ -43,3 +46,15 @@ class Image(Record):
         description="Adopted images: whether the tag still points to the digest, or why that is unknown.",
     )
     built_with: str = Field(description="What made it: pip or container engine, and its version.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A module to run in the engine's environment, and all that it sees of the host."""
+
+    module: str
+    arguments: list[str]
+    env: dict[str, str]
+    reads: list[Path]
+    writes: list[Path]
+    container: Container

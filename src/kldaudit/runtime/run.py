@@ -1,13 +1,24 @@
 """Run a module of kldaudit in the engine's environment, whatever that is."""
 
-import subprocess
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from kldaudit.runtime.record import Image
-from kldaudit.runtime.variables import engine_environment
-from kldaudit.runtime.venv import run_in_venv
+from kldaudit.audit import Container
+from kldaudit.runtime import apptainer, docker
+from kldaudit.runtime.record import Image, Job
+from kldaudit.runtime.variables import container_environment, engine_environment
+from kldaudit.runtime.venv import engine_python, run_child
+
+NO_CONTAINER = Container()
+
+
+class Started(Protocol):
+    """What runs the module: a process or a container."""
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
 
 
 def run_in_engine(
@@ -16,24 +27,49 @@ def run_in_engine(
     arguments: list[str],
     *,
     log: Path,
+    reads: Sequence[Path] = (),
+    writes: Sequence[Path] = (),
     env: dict[str, str] | None = None,
-    watch: Callable[[subprocess.Popen[Any]], None] | None = None,
+    container: Container = NO_CONTAINER,
+    watch: Callable[[Started], None] | None = None,
 ) -> int:
     """Run ``python -m module arguments`` in the engine's environment; its output goes to ``log``.
 
     Args:
         image: where to run.
         module: module of kldaudit.
-        arguments: its arguments.
+        arguments: its arguments; paths are absolute and lie in ``reads`` or ``writes``.
         log: file that takes stdout and stderr.
+        reads: files and folders that the module reads; a container sees nothing else of the host.
+        writes: folders that it writes to.
         env: variables besides the fixed ones.
-        watch: called with the process while it runs; returns when it has ended.
+        container: GPUs and shared memory of a container.
+        watch: called with what runs; returns when it has ended.
 
     Returns:
         The exit code; negative for the signal that ended it.
+
+    Raises:
+        EngineError: the environment is gone, or the container engine failed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    return run_in_venv(image, module, arguments, log=log, env=engine_environment(env or {}), watch=watch)
+    env = env or {}
+    if image.runtime == "venv":
+        command = [str(engine_python(image)), "-m", module, *arguments]
+        return run_child(command, log=log, env=engine_environment(env), watch=watch)
+    job = Job(module, arguments, container_environment(env), list(reads), list(writes), container)
+    if image.runtime == "docker":
+        return docker.run_in_docker(image, job, log, watch)
+    return run_child(apptainer.apptainer_command(image, job), log=log, env=dict(os.environ), watch=watch)
+
+
+def container_facts(image: Image, container: Container) -> dict[str, Any] | str:
+    """What only the host knows of where an arm ran (``Manifest.container``)."""
+    if image.runtime == "venv":
+        return "none: a virtual environment on the host's system"
+    if image.runtime == "docker":
+        return docker.container_facts(image, container)
+    return apptainer.container_facts(image, container)
 
 
 def last_lines(log: Path, count: int = 3) -> str:

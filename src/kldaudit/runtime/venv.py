@@ -31,17 +31,8 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def run_in_venv(
-    image: Image,
-    module: str,
-    arguments: list[str],
-    *,
-    log: Path,
-    env: dict[str, str],
-    watch: Callable[[subprocess.Popen[Any]], None] | None,
-) -> int:
-    """Run a module in a virtual environment; see ``run_in_engine``."""
-    command = [str(engine_python(image)), "-m", module, *arguments]
+def run_child(command: list[str], *, log: Path, env: dict[str, str], watch: Callable[[Any], None] | None) -> int:
+    """Run a command whose process dies with this one; see ``run_in_engine``."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
