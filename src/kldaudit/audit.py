@@ -223,7 +223,7 @@ class ArmSpec(Record):
     checkpoint: Name
     settings: Settings
     capture: CaptureSettings
-    container: Container
+    container: Container = Container()
 
 
 def parse_audit(content: Any, *, where: str) -> Audit:

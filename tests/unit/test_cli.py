@@ -460,7 +460,7 @@ def test_a_folder_with_other_things_is_not_cleared_for_an_environment(run, tmp_p
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
     (tmp_path / "lock.txt").write_text("")
     code, _, err = run(
-        "image", "--engine", "vllm-cpu", "--lock", tmp_path / "lock.txt", "--location", tmp_path / "home",
+        "image", "build", "--engine", "vllm-cpu", "--lock", tmp_path / "lock.txt", "--location", tmp_path / "home",
         "--source", tmp_path, "--output", tmp_path / "image.json", "--log", tmp_path / "log",
     )  # fmt: skip
     assert code == 2

@@ -1,8 +1,6 @@
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -14,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import kldaudit
-from kldaudit.capture.manifest import cpu, debian_packages, interpreter, numeric_environment, python_packages
+from kldaudit.manifest.packages import Owners, _origin, debian_packages, python_packages
 
 LISTING = """
 import json
-from kldaudit.capture.manifest import python_packages
+from kldaudit.manifest.packages import python_packages
 print(json.dumps({one.name: [one.version, one.record_sha256] for one in python_packages()}))
 """
 
@@ -56,19 +54,55 @@ def listed(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_python_packages_are_those_that_importlib_finds_in_the_environment():
-    folders = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    expected = sorted((one.name.lower(), one.version) for one in importlib.metadata.distributions(path=folders))
-    assert [(one.name, one.version) for one in python_packages()] == expected
+def test_python_packages_are_those_that_pip_lists():
+    command = [sys.executable, "-m", "pip", "list", "--format=json", "--disable-pip-version-check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = sorted((one["name"].lower(), one["version"]) for one in json.loads(done.stdout))
+    assert sorted((one.name, one.version) for one in python_packages()) == expected
+
+
+def test_what_can_be_imported_from_elsewhere_is_listed_too(listed):
+    assert {"bare", "changed", "installed", "plain"} < set(listed)
+    assert "pydantic" in listed  # by PYTHONPATH
+
+
+def test_of_two_versions_the_one_that_would_be_imported_is_listed(tmp_path, monkeypatch):
+    for folder, version in (("first", "2.0"), ("second", "1.0")):
+        information = tmp_path / folder / f"twin-{version}.dist-info"
+        information.mkdir(parents=True)
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Twin\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    assert [one.version for one in python_packages() if one.name == "twin"] == ["1.0"]  # the last one prepended
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "expected"),
+    [
+        (None, None),
+        (
+            '{"url": "https://example.org/a.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}',
+            "https://example.org/a.git at commit c0ffee",
+        ),
+        (
+            '{"url": "https://me:pw@example.org/a.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}',
+            "withheld: looks like a secret at commit c0ffee",
+        ),
+        ('{"url": "file:///home/ada/a", "dir_info": {"editable": true}}', "a local folder"),
+        (
+            '{"url": "file:///tmp/a.whl", "archive_info": {"hashes": {"sha256": "11"}}}',
+            "a local file, sha256:11",
+        ),
+        ("nonsense", "unknown: direct_url.json is not readable: "),
+    ],
+)
+def test_the_origin_of_a_package_that_came_from_no_index(direct_url, expected):
+    found = _origin(direct_url)
+    assert found == expected or str(found).startswith(str(expected))
 
 
 def test_every_python_package_has_the_digest_of_its_record_or_says_why_not():
     for one in python_packages():
         assert re.fullmatch(r"[0-9a-f]{64}|unknown: the distribution has no RECORD", one.record_sha256), one.name
-
-
-def test_packages_outside_the_environment_are_not_listed(listed):
-    assert sorted(listed) == ["bare", "changed", "installed", "plain"]
 
 
 def test_a_package_without_a_record_says_so(listed):
@@ -86,26 +120,6 @@ def test_a_changed_file_changes_the_record_digest(listed):
 
 def test_the_record_digest_does_not_depend_on_how_the_package_was_installed(listed):
     assert listed["installed"][1] == listed["plain"][1]
-
-
-def test_only_variables_that_can_change_the_numbers_are_recorded(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
-    monkeypatch.setenv("EDITOR", "vi")
-    found = numeric_environment()
-    assert (found["OMP_NUM_THREADS"], found["VLLM_CPU_INT4_W4A8"]) == ("3", "0")
-    assert "EDITOR" not in found
-
-
-@pytest.mark.parametrize("name", ["VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME", "TORCHINDUCTOR_CACHE_DIR"])
-def test_names_that_the_engine_makes_up_are_not_recorded(monkeypatch, name):
-    monkeypatch.setenv(name, "/tmp/8036e61d")
-    assert name not in numeric_environment()
-
-
-def test_the_environments_own_folder_is_not_recorded(monkeypatch):
-    monkeypatch.setenv("LD_PRELOAD", f"{sys.prefix}/lib/libgomp.so")
-    assert numeric_environment()["LD_PRELOAD"] == "{environment}/lib/libgomp.so"
 
 
 def test_debian_packages_are_those_that_dpkg_lists():
@@ -130,24 +144,31 @@ def test_a_debian_package_names_its_source():
     assert packages["libc6"].version == fields["Version"]
 
 
-def test_the_cpu_is_the_one_of_the_kernels_list():
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    found = cpu()
-    assert found["architecture"] == platform.machine()
-    assert found["usable_cores"] == len(os.sched_getaffinity(0))
-    if platform.machine() == "x86_64":
-        assert found["model"] == fields["model name"]
-        assert found["vendor"] == fields["vendor_id"]
-        assert found["microcode"] == fields.get("microcode", "unknown: /proc/cpuinfo has no microcode")
-        assert found["family_model_stepping"] == f"{fields['cpu family']}/{fields['model']}/{fields['stepping']}"
-        assert set(found["isa_flags"].split()) == set(fields["flags"].split())
+def test_the_owner_of_a_python_file_states_its_digest():
+    owner, digest = Owners().of(Path(pytest.__file__))
+    assert owner == f"python:pytest=={pytest.__version__}"
+    assert digest == f"sha256:{hashlib.sha256(Path(pytest.__file__).read_bytes()).hexdigest()}"
 
 
-def test_isa_flags_are_sorted():
-    flags = cpu()["isa_flags"].split()
-    assert flags == sorted(flags)
+def test_the_owner_of_a_system_library_is_the_one_that_dpkg_says():
+    if shutil.which("dpkg") is None:
+        pytest.skip("dpkg is not installed")
+    library = os.path.realpath("/lib/x86_64-linux-gnu/libc.so.6")
+    owner, digest = Owners().of(Path(library))
+    version = subprocess.run(["dpkg-query", "-W", "-f=${Version}", "libc6"], capture_output=True, text=True, check=True)
+    assert owner == f"debian:libc6:amd64={version.stdout}"
+    assert digest == f"md5:{hashlib.md5(Path(library).read_bytes(), usedforsecurity=False).hexdigest()}"
 
 
-def test_the_interpreter_is_the_one_that_runs():
-    assert interpreter() == platform.python_version().partition("+")[0]
+def test_every_file_that_dpkg_lists_has_an_owner():
+    if shutil.which("dpkg") is None:
+        pytest.skip("dpkg is not installed")
+    shown = subprocess.run(["dpkg", "-L", "bash", "coreutils"], capture_output=True, text=True, check=True).stdout
+    owners = Owners()
+    files = [line for line in shown.splitlines() if Path(line).is_file() and not Path(line).is_symlink()]
+    assert files
+    assert [one for one in files if owners.of(Path(os.path.realpath(one)))[0] == "none"] == []
+
+
+def test_a_file_of_no_package_has_no_owner(tmp_path):
+    assert Owners().of(tmp_path / "x.so") == ("none", None)
