@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from kldaudit.digests import text_sha256
 from kldaudit.manifest.record import DebianPackage, PythonPackage
-from kldaudit.manifest.variables import without_secrets
+from kldaudit.manifest.variables import portable, without_secrets
 
 DPKG_FORMAT = (
     "${binary:Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
@@ -20,6 +21,12 @@ DPKG_FORMAT = (
 DPKG_INFO = Path("/var/lib/dpkg/info")
 ABSENT = ("not-installed", "config-files")
 """States in which dpkg knows a package of which no file is left but its settings."""
+
+INTERPRETER = tuple(
+    f"{os.path.realpath(sys.base_prefix)}/{place}"
+    for place in ("bin/python3", "lib/libpython3", f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/")
+)
+"""Beginnings of the paths of the interpreter's own files."""
 
 
 def installed() -> list[Distribution]:
@@ -107,9 +114,13 @@ class Owners:
         """Owner of a real path and the digest it states.
 
         Returns:
-            ``python:NAME==VERSION``, ``debian:NAME=VERSION`` or ``none``; and ``sha256:…``, ``md5:…`` or None.
+            ``python:NAME==VERSION``, ``debian:NAME=VERSION``, ``interpreter:NAME=VERSION`` for a Python that no package
+            brought, or ``none``; and ``sha256:…``, ``md5:…`` or None.
         """
-        return self.python.get(str(path)) or self.debian.get(str(path)) or ("none", None)
+        found = self.python.get(str(path)) or self.debian.get(str(path))
+        if found is None and str(path).startswith(INTERPRETER):
+            return f"interpreter:{platform.python_implementation()}={platform.python_version()}", None
+        return found or ("none", None)
 
     @cached_property
     def python(self) -> dict[str, tuple[str, str | None]]:
@@ -156,8 +167,9 @@ class Owners:
 
 
 def portable_path(path: str) -> str:
-    """A path with the environment's own folder written as {environment}."""
-    for prefix in (sys.prefix, os.path.realpath(sys.prefix)):
-        if path == prefix or path.startswith(f"{prefix}/"):
-            return "{environment}" + path[len(prefix) :]
-    return path
+    """A path with the environment's own folder written as {environment}, the interpreter's as {python}."""
+    for name, prefix in (("environment", sys.prefix), ("python", sys.base_prefix)):
+        for folder in (prefix, os.path.realpath(prefix)):
+            if folder != "/usr" and path.startswith(f"{folder}/"):
+                return f"{{{name}}}{path[len(folder) :]}"
+    return portable(path)

@@ -1,7 +1,8 @@
 """``launch{n}.manifest.json``: what was there when the logits were computed.
 
 A value that could not be read is a string that begins with ``unknown:`` and says why. Absolute paths are written
-relative to what they lie in: ``{environment}/…`` (the interpreter's prefix), ``{checkpoint}``, ``{job}``.
+relative to what they lie in: ``{environment}/…`` (the virtual environment), ``{python}/…`` (its interpreter),
+``{checkpoint}``, ``{job}``, ``{home}``.
 """
 
 from typing import Any
@@ -56,7 +57,7 @@ class Library(Frozen):
 
     path: str = Field(description="{environment}/… or a path in the image.")
     sha256: str = Field(description="Of the file that is mapped, or `unknown: why`.")
-    owner: str = Field(description="python:NAME==VERSION, debian:NAME=VERSION, or none.")
+    owner: str = Field(description="python:NAME==VERSION, debian:NAME=VERSION, interpreter:NAME=VERSION, or none.")
     as_packaged: bool | None = Field(
         description="Whether the hash is the one that the owner installed; null where the owner states none."
     )
