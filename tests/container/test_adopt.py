@@ -1,0 +1,177 @@
+"""Images that somebody else made, from a real registry on loopback."""
+
+import io
+import shutil
+import socket
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from kldaudit.errors import EngineError
+from kldaudit.image.adopt import _split, adopt
+from kldaudit.image.base import ensure_base
+from kldaudit.image.normalise import load_layers
+
+pytestmark = pytest.mark.container
+
+LOCK = ROOT / "envs/capture.txt"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    """Address of a registry."""
+    folder = tmp_path_factory.mktemp("registry")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = folder / "config.yml"
+    settings.write_text(
+        f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {folder}/data\n  delete: {{enabled: true}}\n"
+        f"http:\n  addr: 127.0.0.1:{port}\n"
+    )
+    program = shutil.which("docker-registry") or shutil.which("registry")
+    assert program is not None
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", settings], stdout=log, stderr=subprocess.STDOUT)
+    for _ in range(100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"127.0.0.1:{port}"
+    process.terminate()
+    process.wait()
+
+
+def made(engine, base, folder: Path, architecture: str = "amd64", vllm: str = "one") -> str:
+    """The base with a package of the name vllm in it."""
+    layer = folder / "layer.tar"
+    with tarfile.open(layer, "w") as file:
+        member = tarfile.TarInfo("usr/lib/python3/dist-packages/vllm/__init__.py")
+        member.size = len(vllm)
+        file.addfile(member, io.BytesIO(vllm.encode()))
+    saved = folder / "base.tar"
+    with saved.open("wb") as file:
+        for chunk in engine.images.get(base.image).save():
+            file.write(chunk)
+    with tarfile.open(saved) as archive:
+        name = next(one for one in archive.getnames() if one.endswith("layer.tar"))
+        (folder / "first.tar").write_bytes(archive.extractfile(name).read())
+    saved.unlink()
+    import hashlib
+
+    layers = [folder / "first.tar", layer]
+    digests = [f"sha256:{hashlib.sha256(one.read_bytes()).hexdigest()}" for one in layers]
+    config = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {"Env": ["PATH=/usr/bin:/bin"], "Entrypoint": ["/bin/false"]},
+        "rootfs": {"type": "layers", "diff_ids": digests},
+        "history": [{"created_by": "base"}, {"created_by": "vllm"}],
+    }
+    return load_layers(engine, layers, config)
+
+
+def pushed(engine, image: str, name: str, tag: str) -> str:
+    """Push an image; returns its digest in the registry."""
+    engine.images.get(image).tag(name, tag)
+    list(engine.images.push(name, tag, stream=True, decode=True))
+    return str(engine.images.get_registry_data(f"{name}:{tag}").id)
+
+
+@pytest.fixture(scope="module")
+def published(engine, base, registry, tmp_path_factory):
+    image = made(engine, base, tmp_path_factory.mktemp("made"))
+    name = f"{registry}/lab/vllm"
+    return name, image, pushed(engine, image, name, "nightly")
+
+
+def take(reference: str, folder: Path):
+    return adopt(reference, LOCK, folder / "beside", ROOT, folder / "log", "the tests say so")
+
+
+@pytest.fixture(scope="module")
+def adopted(engine, published, tmp_path_factory):
+    name, image, digest = published
+    engine.images.remove(image, force=True)
+    return take(f"{name}:nightly@{digest}", tmp_path_factory.mktemp("adopted"))
+
+
+def test_an_image_is_pulled_by_digest_and_used_as_it_is(adopted, published):
+    _, image, digest = published
+    assert adopted.location == image
+    assert adopted.reference.endswith(f":nightly@{digest}")
+    assert adopted.reference_checked == "the tag nightly points to this digest"
+
+
+def test_its_python_and_what_it_lacks_are_found(adopted):
+    assert adopted.interpreter == "/usr/bin/python3"
+    beside = {path.name for path in Path(adopted.overlay).iterdir()}
+    assert {"kldaudit", "h5py", "hdf5plugin"} <= beside
+    assert "numpy" not in beside  # it is vLLM's own requirement, of whatever version
+
+
+def test_a_tag_that_has_moved_is_refused_and_the_digest_alone_is_not(
+    engine, base, adopted, published, tmp_path, tmp_path_factory
+):
+    name, _, digest = published
+    other = made(engine, base, tmp_path_factory.mktemp("other"), vllm="two")
+    moved = pushed(engine, other, name, "nightly")
+    with pytest.raises(EngineError, match=rf"(?s)the tag has moved.*expected: {digest}.*found: {moved}"):
+        take(f"{name}:nightly@{digest}", tmp_path)
+    assert take(f"{name}@{digest}", tmp_path).reference_checked == "named by digest alone"
+
+
+def test_where_the_registry_cannot_be_asked_the_image_that_is_here_is_used_and_the_sheet_says_so(
+    engine, adopted, published, tmp_path
+):
+    _, image, _ = published
+    engine.images.get(image).tag("127.0.0.1:9/lab/vllm", "nightly")
+    with pytest.raises(EngineError, match="the image cannot be pulled"):
+        take(f"127.0.0.1:9/lab/vllm:nightly@sha256:{'1' * 64}", tmp_path)
+
+
+def test_an_image_for_another_architecture_is_refused(engine, base, registry, tmp_path):
+    (tmp_path / "made").mkdir()
+    image = made(engine, base, tmp_path / "made", architecture="s390x")
+    name = f"{registry}/lab/other"
+    digest = pushed(engine, image, name, "1")
+    with pytest.raises(EngineError, match=r"(?s)another architecture.*expected: amd64.*found: s390x"):
+        take(f"{name}:1@{digest}", tmp_path)
+
+
+def test_an_image_without_vllm_is_refused(engine, base, registry, tmp_path):
+    name = f"{registry}/lab/plain"
+    digest = pushed(engine, base.image, name, "1")
+    with pytest.raises(EngineError, match=r"(?s)cannot be adopted.*no Python in it finds vllm"):
+        take(f"{name}:1@{digest}", tmp_path)
+
+
+def test_a_base_is_pulled_by_digest(engine, base, registry, tmp_path):
+    import json
+
+    name = f"{registry}/lab/base"
+    digest = pushed(engine, base.image, name, "1")
+    pinned = tmp_path / "base.json"
+    pinned.write_text(json.dumps({"pull": f"{name}@{digest}"}))
+    found = ensure_base(engine, pinned, "auto", tmp_path, tmp_path / "log")
+    assert found.image == base.image
+    assert found.words == f"pulled: {name}@{digest}"
+    assert found.epoch == base.epoch
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("vllm/vllm-openai:nightly", ("vllm/vllm-openai", "nightly")),
+        ("127.0.0.1:5000/lab/vllm", ("127.0.0.1:5000/lab/vllm", None)),
+        ("127.0.0.1:5000/lab/vllm:1", ("127.0.0.1:5000/lab/vllm", "1")),
+        ("vllm", ("vllm", None)),
+    ],
+)
+def test_name_and_tag_are_told_apart(named, expected):
+    assert _split(named) == expected
