@@ -72,3 +72,14 @@ def test_objects_that_hold_each_other_end():
     while isinstance(found, dict):
         found = found["self"]
     assert found == "unknown: nested too deep"
+
+
+def test_a_layer_that_the_configuration_holds_is_named_by_its_class():
+    class Attention:
+        def named_modules(self):
+            return []
+
+        def __str__(self):
+            return "Attention(backend=A)"
+
+    assert plain({"layers.0": Attention()}, {})["layers.0"].endswith("Attention")

@@ -59,6 +59,8 @@ def plain(value: Any, places: dict[str, str], name: str = "", depth: int = 0) ->
         return [inner(one, name) for one in value]
     if isinstance(value, set | frozenset):
         return sorted((inner(one) for one in value), key=str)
+    if callable(getattr(value, "named_modules", None)):
+        return f"{type(value).__module__}.{type(value).__qualname__}"  # a layer that the configuration keeps by name
     fields = _fields(value)
     if fields is not None:
         return {key: inner(one, key) for key, one in sorted(fields.items())}
