@@ -54,14 +54,21 @@ def check(audit: Annotated[Path, typer.Argument(help="The audit file.")]) -> Non
 
 @app.command()
 def schema(
-    output: Output, of: Annotated[str, typer.Option(help="audit, or disclosure for the sheet.")] = "audit"
+    output: Output, of: Annotated[str, typer.Option(help="audit, disclosure, image or manifest.")] = "audit"
 ) -> None:
-    """Write the JSON schema of audit files or of disclosure.json."""
+    """Write the JSON schema of audit files or of a record."""
     from kldaudit.disclosure.sheet import Disclosure
+    from kldaudit.manifest.record import Manifest
+    from kldaudit.runtime.record import Image
 
-    schemas = {"audit": audit_schema, "disclosure": Disclosure.model_json_schema}
+    schemas = {
+        "audit": audit_schema,
+        "disclosure": Disclosure.model_json_schema,
+        "image": Image.model_json_schema,
+        "manifest": Manifest.model_json_schema,
+    }
     if of not in schemas:
-        raise typer.BadParameter(f"{of} is neither audit nor disclosure", param_hint="--of")
+        raise typer.BadParameter(f"{of} is none of {', '.join(schemas)}", param_hint="--of")
     write_json(output, schemas[of]())
 
 

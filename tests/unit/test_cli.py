@@ -161,7 +161,7 @@ def test_schema_writes_the_schema_of_audit_files(run, tmp_path):
 def test_the_schema_of_something_else_is_bad_input(run, tmp_path):
     code, _, err = run("schema", "--of", "weather", "--output", tmp_path / "schema.json")
     assert code == 2
-    assert "weather is neither audit nor disclosure" in err
+    assert "weather is none of audit" in err
 
 
 # Captures that are none
@@ -429,7 +429,9 @@ def test_a_command_line_that_is_none_exits_with_2(run, arguments):
 
 
 @pytest.mark.parametrize(
-    ("of", "committed"), [("audit", "config/schema.json"), ("disclosure", "manifests/schemas/disclosure.schema.json")]
+    ("of", "committed"),
+    [("audit", "config/schema.json")]
+    + [(of, f"manifests/schemas/{of}.schema.json") for of in ("disclosure", "image", "manifest")],
 )
 def test_the_committed_schema_is_in_step_with_the_code(run, tmp_path, of, committed):
     run("schema", "--of", of, "--output", tmp_path / "schema.json")
