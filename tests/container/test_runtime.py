@@ -213,6 +213,20 @@ def test_without_an_engine_the_message_says_so(image, tmp_path, monkeypatch):
         run_in_engine(image, "probe", [], log=tmp_path / "log")
 
 
+def test_a_user_who_may_not_use_the_engine_is_told_so():
+    if os.geteuid() != 0 or not Path("/var/run/docker.sock").exists():
+        pytest.skip("only root can become another user, and only the system's socket has an owner")
+    script = (
+        "import os, docker\nfrom kldaudit.runtime.docker import docker_client\n"
+        "os.environ.pop('DOCKER_HOST', None)\ndocker_client\n"
+        "os.setgroups([]); os.setegid(65534); os.seteuid(65534)\n"
+        "try:\n    docker_client()\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("EngineError the Docker engine may not be used")
+    assert "join the group docker" in done.stdout
+
+
 def test_the_facts_of_a_container_name_no_host_and_no_path(image):
     found = container_facts(image, Container())
     assert (found["runtime"], found["network"], found["root"], found["gpus"]) == (
