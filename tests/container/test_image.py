@@ -60,6 +60,11 @@ def test_an_image_holds_the_lock_and_kldaudit_and_nothing_else(image):
     assert image.base.startswith("Debian bookworm, bootstrapped from the system's mirror")
 
 
+def test_the_engines_own_clean_up_does_not_take_the_image(engine, image):
+    engine.images.prune()
+    assert engine.images.get(image.location).tags == [f"kldaudit/small:{image.digest[:12]}"]
+
+
 def test_pip_in_the_image_lists_what_the_lock_names(engine, image, lock):
     command = ["-m", "pip", "list", "--format=json", "--disable-pip-version-check"]
     output = engine.containers.run(

@@ -72,8 +72,10 @@ def build_docker(
             keep = client.images.get(base.image).attrs["RootFS"]["Layers"]
             image = normalise_image(client, built, base.epoch, keep, folder)
         finally:
-            if not _is_tagged(client, built):
+            if not client.images.get(built).tags:
                 client.images.remove(built, noprune=True)
+    # a name, so that the engine's own clean-up does not take it for a left-over
+    client.images.get(image).tag(f"kldaudit/{engine}", image.removeprefix("sha256:")[:12])
     return describe(client, image, engine, locks, base.words, why)
 
 
@@ -149,10 +151,6 @@ def _build(client: "docker.DockerClient", context: Path, base: str, epoch: int, 
             do="read the log; free some space if a disk is full (an image needs four times its size while it is built)",
         )
     return str(built)
-
-
-def _is_tagged(client: "docker.DockerClient", image: str) -> bool:
-    return bool(client.images.get(image).tags)
 
 
 def describe(client: "docker.DockerClient", image: str, engine: str, locks: list[Path], base: str, why: str) -> Image:
