@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from docker_engine import ROOT
 
 from kldaudit.errors import EngineError
 from kldaudit.image.adopt import _split, adopt

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from docker_engine import ROOT
 
 pytestmark = [pytest.mark.container, pytest.mark.engine]
 

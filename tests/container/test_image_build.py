@@ -13,7 +13,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from conftest import BASE_LOCK, ROOT, started
+from docker_engine import BASE_LOCK, ROOT, started
 
 from kldaudit.errors import EngineError
 from kldaudit.image.base import ensure_base, read_lock

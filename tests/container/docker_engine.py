@@ -1,0 +1,42 @@
+"""A Docker engine of one's own, and where the locks lie."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+
+from kldaudit.runtime.docker import docker_client
+
+ROOT = Path(__file__).parents[2]
+BASE_LOCK = ROOT / "containers/base/cpu.json"
+
+
+def started(folder: Path) -> Iterator[docker.DockerClient]:
+    """A Docker engine of its own, with nothing in it, for as long as it is needed."""
+    folder.mkdir(exist_ok=True)
+    socket = f"unix://{folder}/socket"
+    command = [
+        "dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid",
+        "--host", socket, "--bridge=none", "--iptables=false",
+    ]  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    before = os.environ.get("DOCKER_HOST")
+    os.environ["DOCKER_HOST"] = socket
+    try:
+        for _ in range(120):
+            if (folder / "socket").exists() or process.poll() is not None:
+                break
+            time.sleep(0.25)
+        yield docker_client()
+    finally:
+        os.environ.pop("DOCKER_HOST")
+        if before is not None:
+            os.environ["DOCKER_HOST"] = before
+        process.terminate()
+        process.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
