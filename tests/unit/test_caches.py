@@ -12,14 +12,14 @@ def triton(tmp_path, monkeypatch):
 
 
 def test_a_cache_that_is_not_there_is_cold(triton):
-    assert cache_state()["triton"] == {"state": "cold", "entries": 0, "digest": "none: no entries"}
+    assert cache_state()["triton"] == {"state": "cold", "entries": 0, "digest": "none: no entries", "keys": []}
 
 
 def test_a_cache_with_files_is_warm_and_digested_by_name_and_content(triton):
     (triton / "k").mkdir(parents=True)
     (triton / "k" / "a.cubin").write_bytes(b"one")
     line = f"k/a.cubin\t{hashlib.sha256(b'one').hexdigest()}\n"
-    expected = {"state": "warm", "entries": 1, "digest": hashlib.sha256(line.encode()).hexdigest()}
+    expected = {"state": "warm", "entries": 1, "digest": hashlib.sha256(line.encode()).hexdigest(), "keys": ["k"]}
     assert cache_state()["triton"] == expected
 
 

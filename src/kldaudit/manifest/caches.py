@@ -34,14 +34,14 @@ def _user() -> str:
 
 
 def cache_state() -> dict[str, Any]:
-    """Each cache's state, number of files, and digest over their sorted names and contents."""
+    """Each cache's state, number of files, digest over their sorted names and contents, and its keys."""
     return {name: _state(folder) for name, folder in cache_folders().items()}
 
 
 def _state(folder: Path) -> dict[str, Any]:
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
     if not files:
-        return {"state": "cold", "entries": 0, "digest": "none: no entries"}
+        return {"state": "cold", "entries": 0, "digest": "none: no entries", "keys": []}
     sizes = [path.stat().st_size for path in files]
     whole = len(files) <= MOST_FILES and sum(sizes) <= MOST_BYTES
     lines = "".join(
@@ -49,4 +49,9 @@ def _state(folder: Path) -> dict[str, Any]:
         for path, size in zip(files, sizes, strict=True)
     )
     digest = hashlib.sha256(lines.encode()).hexdigest()
-    return {"state": "warm", "entries": len(files), "digest": digest if whole else f"{digest}, of names and sizes"}
+    return {
+        "state": "warm",
+        "entries": len(files),
+        "digest": digest if whole else f"{digest}, of names and sizes",
+        "keys": sorted({path.relative_to(folder).parts[0] for path in files}),
+    }
