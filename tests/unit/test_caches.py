@@ -18,6 +18,7 @@ def test_a_cache_that_is_not_there_is_cold(triton):
 def test_a_cache_with_files_is_warm_and_digested_by_name_and_content(triton):
     (triton / "k").mkdir(parents=True)
     (triton / "k" / "a.cubin").write_bytes(b"one")
+    (triton / "jit.log").write_text("another line in every run")
     line = f"k/a.cubin\t{hashlib.sha256(b'one').hexdigest()}\n"
     expected = {"state": "warm", "entries": 1, "digest": hashlib.sha256(line.encode()).hexdigest(), "keys": ["k"]}
     assert cache_state()["triton"] == expected

@@ -12,6 +12,9 @@ from kldaudit.digests import file_sha256
 MOST_FILES, MOST_BYTES = 20_000, 2 * 2**30
 """Beyond these only names and sizes are digested."""
 
+BESIDE = (".log", ".lock")
+"""Suffixes of what lies in caches and is no entry."""
+
 
 def cache_folders() -> dict[str, Path]:
     """Where each library keeps its cache, as its own variables and defaults say."""
@@ -39,7 +42,7 @@ def cache_state() -> dict[str, Any]:
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in BESIDE)
     if not files:
         return {"state": "cold", "entries": 0, "digest": "none: no entries", "keys": []}
     sizes = [path.stat().st_size for path in files]
