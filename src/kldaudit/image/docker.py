@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kldaudit.digests import file_sha256
 from kldaudit.errors import EngineError
-from kldaudit.image.base import Mirror, ensure_base
+from kldaudit.image.base import Base, Mirror, ensure_base
 from kldaudit.image.listing import packages_digest, script
 from kldaudit.image.normalise import normalise_image
 from kldaudit.image.workspace import workspace
@@ -47,6 +47,8 @@ def build_docker(
         EngineError: no engine, a lock that does not hold, or a build that fails; nothing half-made is left behind.
     """
     client = docker_client()
+    import docker.errors
+
     if not recipe.is_file():
         raise EngineError(
             "there is no recipe for this engine's image",
@@ -57,26 +59,43 @@ def build_docker(
         )
     log.write_text("", encoding="utf-8")
     with workspace(work) as folder:
-        base = ensure_base(client, base_lock, mirror, folder, log)
-        context = folder / "context"
-        (context / "wheels").mkdir(parents=True)
-        (context / "locks").mkdir()
-        for lock in locks:
-            download(lock, context / "wheels", log)
-            (context / "locks" / lock.name).write_text(without_index(lock), encoding="utf-8")
-        own_wheel(source, context / "kldaudit", base.epoch, log)
-        shutil.copy(recipe, context / "Dockerfile")
-        built = _build(client, context, base.image, base.epoch, log)
-        shutil.rmtree(context)
         try:
-            keep = client.images.get(base.image).attrs["RootFS"]["Layers"]
-            image = normalise_image(client, built, base.epoch, keep, folder)
-        finally:
-            if not client.images.get(built).tags:
-                client.images.remove(built, noprune=True)
+            image, base = _made(client, locks, recipe, base_lock, mirror, source, folder, log)
+        except docker.errors.DockerException as error:
+            raise EngineError(
+                "the Docker engine did not take the image",
+                where=f"the Docker engine, log {log}",
+                expected="room for the base and for the finished image",
+                found=" ".join(str(error).split())[-300:],
+                do="free some space where the engine keeps its images, then run it again",
+            ) from error
     # a name, so that the engine's own clean-up does not take it for a left-over
     client.images.get(image).tag(f"kldaudit/{engine}", image.removeprefix("sha256:")[:12])
     return describe(client, image, engine, locks, base.words, why)
+
+
+def _made(
+    client: "docker.DockerClient", locks: list[Path], recipe: Path, base_lock: Path, mirror: Mirror, source: Path,
+    folder: Path, log: Path,
+) -> tuple[str, Base]:  # fmt: skip
+    """Bring everything together, build, normalise; returns the image's ID and its base."""
+    base = ensure_base(client, base_lock, mirror, folder, log)
+    context = folder / "context"
+    (context / "wheels").mkdir(parents=True)
+    (context / "locks").mkdir()
+    for lock in locks:
+        download(lock, context / "wheels", log)
+        (context / "locks" / lock.name).write_text(without_index(lock), encoding="utf-8")
+    own_wheel(source, context / "kldaudit", base.epoch, log)
+    shutil.copy(recipe, context / "Dockerfile")
+    built = _build(client, context, base.image, base.epoch, log)
+    shutil.rmtree(context)
+    try:
+        keep = client.images.get(base.image).attrs["RootFS"]["Layers"]
+        return normalise_image(client, built, base.epoch, keep, folder), base
+    finally:
+        if not client.images.get(built).tags:
+            client.images.remove(built, noprune=True)
 
 
 def download(lock: Path, wheels: Path, log: Path) -> None:
