@@ -16,32 +16,35 @@ CAPTURE_CODE = sorted(
         "checkpoint/*.py",
         "prompt/*.py",
         "runtime/*.py",
-    )
-    + tuple(
-        f"manifest/{name}.py"
-        for name in (
-            "caches",
-            "configuration",
-            "elf",
-            "environment",
-            "gpu",
-            "hashing",
-            "kernels",
-            "libraries",
-            "machine",
-            "packages",
-            "record",
-            "stack",
-            "variables",
-        )
+        # the manifest's recorders; its presenters do not run in the engine
+        *(
+            f"manifest/{name}.py"
+            for name in (
+                "caches",
+                "configuration",
+                "elf",
+                "environment",
+                "gpu",
+                "hashing",
+                "kernels",
+                "libraries",
+                "machine",
+                "packages",
+                "record",
+                "stack",
+                "variables",
+            )
+        ),
     )
     for path in Path("src/kldaudit").glob(pattern)
 )
 
 DEVICE = AUDIT.engine.removeprefix("vllm-")
-LOCKS = {"cpu": ["envs/torch-cpu.txt"], "cuda": []}[DEVICE] + [
-    f"envs/{AUDIT.engine}.txt"
+LOCKS = [
+    *(["envs/torch-cpu.txt"] if DEVICE == "cpu" else []),
+    f"envs/{AUDIT.engine}.txt",
 ]
+ENVIRONMENT = f"adopted-{AUDIT.name}" if AUDIT.adopt else AUDIT.engine
 
 
 rule image:
@@ -69,7 +72,7 @@ rule image:
         ),
         runtime=AUDIT.runtime,
         locks=lambda wildcards, input: [f"--lock={lock}" for lock in input.locks],
-        location=f"{config['engines']}/{'adopted-' + AUDIT.name if AUDIT.adopt else AUDIT.engine}",
+        location=f"{config['engines']}/{ENVIRONMENT}",
     shell:
         "kldaudit image {params.what} --runtime {params.runtime} {params.locks:q} --location {params.location:q} "
         "--source . --output {output:q} --log {log:q}"
