@@ -122,8 +122,8 @@ def manifest():
         },
         "kernels": [
             {"name": "nvjet_sm90", "count": 3, "share": 0.6, "family": "GEMM of cuBLASLt, nvjet, sm90"},
-            {"name": "softmax", "count": 1, "share": 0.4, "family": None},
-            {"name": "copy", "count": 1, "share": 0.001, "family": None},
+            {"name": "vllm::softmax", "count": 1, "share": 0.4, "family": None},
+            {"name": "aten::copy_", "count": 1, "share": 0.001, "family": None},
         ],
         "environment": {"OMP_NUM_THREADS": "2"},
     }
@@ -441,7 +441,7 @@ def test_all_other_fields_of_a_refused_arm_are_disclosed(refused, key):
         ("autotune_cache", "triton: cold before, 9 entries after; flashinfer: warm before, unchanged"),
         ("gpu_board", "VBIOS 96, ECC current on, MIG off"),
         ("kv_scales", "k 0.5, v 1.0 in 2 of 2 layers"),
-        ("kernels", "nvjet_sm90 × 3 (GEMM of cuBLASLt, nvjet, sm90); softmax × 1; 1 others in the manifest"),
+        ("kernels", "nvjet_sm90 × 3 (GEMM of cuBLASLt, nvjet, sm90); vllm::softmax × 1; 1 others in the manifest"),
         ("container", "network none, root read-only"),
         ("environment_variables", "OMP_NUM_THREADS=2"),
         ("bos", "words: none added, does not begin with BOS"),

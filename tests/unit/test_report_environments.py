@@ -14,6 +14,7 @@ from kldaudit.report.environments import environments
 class Variant:
     name: str
     manifest: dict[str, Any]
+    refused: bool = False
 
 
 @dataclass
@@ -63,7 +64,8 @@ def test_anything_else_is_not(evidence):
     assert found.meant == []
 
 
-def test_an_arm_of_which_there_is_no_environment_says_so(evidence):
+def test_a_refused_arm_has_nothing_to_compare(evidence):
+    evidence.ranked[0].refused = True
     evidence.ranked[0].manifest = {"outcome": "refused: the engine crashed"}
     (found,) = environments(evidence)
-    assert found.missing == "a manifest has no environment: the engine crashed"
+    assert found.missing == "refused: nothing ran that could be compared"

@@ -251,11 +251,11 @@ def _documents(prompts: dict[str, Any]) -> str:
 
 
 def _kernels(kernels: Any) -> str:
-    """Kernels of a known family, the engine's own operators, and what took a hundredth of the time; others counted."""
+    """Kernels of a known family, then others; PyTorch's elementwise operators are only counted."""
     if isinstance(kernels, str):
         return kernels
-    chosen = [one for one in kernels if one["family"] or one["name"].startswith("_C") or one["share"] >= 0.01]
-    chosen.sort(key=lambda one: -one["share"])
+    chosen = [one for one in kernels if one["family"] or not one["name"].startswith(OF_PYTORCH)]
+    chosen.sort(key=lambda one: (one["family"] is None, one["name"]))
     listed = [f"{one['name']} × {one['count']}" + (f" ({one['family']})" if one["family"] else "") for one in chosen]
     return f"{'; '.join(listed)}; {len(kernels) - len(chosen)} others in the manifest"
 
@@ -297,6 +297,7 @@ def _of_manifest(
 CUDA_STACK = (
     "driver", "CUDA driver API", "CUDA runtime", "cuDNN", "cuBLAS", "NCCL", "NVRTC", "Triton", "FlashInfer",
 )  # fmt: skip
+OF_PYTORCH = ("aten::", "void at::", "Mem")
 FILES = ("source", "revision", "made_by", "files")
 DIVERGENCE = "variant/divergence"
 WEIGHTS, ENGINE, MACHINE, TEXT, FIGURES = (

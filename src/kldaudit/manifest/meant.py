@@ -56,7 +56,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     ),
     "threads": (
         "asked/threads", "environment/OMP_NUM_THREADS", "environment/MKL_NUM_THREADS", "selected/torch_threads",
-        "cpu/**/*threads*", "kernels/*/count",
+        "torch/parallel", "kernels/*/count",
     ),
     "kv_cache_gib": (
         "environment/VLLM_CPU_KVCACHE_SPACE", "engine/**/*kvcache_space*", "engine/**/kv_cache_memory_bytes",

@@ -38,8 +38,8 @@ def environments(evidence: Evidence) -> list[Environment]:
     found = []
     for variant in evidence.ranked:
         manifests = (evidence.reference.manifest, variant.manifest)
-        if not all("python_packages" in one for one in manifests):
-            found.append(Environment(variant.name, [], [], "a manifest has no environment: the engine crashed"))
+        if variant.refused:
+            found.append(Environment(variant.name, [], [], "refused: nothing ran that could be compared"))
             continue
         arms = (arm_spec(audit, audit.reference), arm_spec(audit, variant.name))
         difference = diff_of_arms(*manifests, arms)
