@@ -9,10 +9,21 @@ from pathlib import Path
 
 import docker
 
+from kldaudit.image.docker import build_docker
 from kldaudit.runtime.docker import docker_client
+from kldaudit.runtime.record import Image
 
 ROOT = Path(__file__).parents[2]
 BASE_LOCK = ROOT / "containers/base/cpu.json"
+RECIPE = ROOT / "containers/vllm-cpu/Dockerfile"
+
+SMALL = ("pydantic", "pydantic-core", "annotated-types", "typing-extensions", "typing-inspection", "numpy")
+"""What kldaudit's own inventory needs: the smallest engine that there can be."""
+
+
+def build(lock: Path, work: Path, recipe: Path = RECIPE, base: Path = BASE_LOCK) -> Image:
+    """Build an image from a lock."""
+    return build_docker("small", [lock], recipe, base, "system", ROOT, work, work.parent / "log", "the tests say so")
 
 
 def started(folder: Path) -> Iterator[docker.DockerClient]:

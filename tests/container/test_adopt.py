@@ -1,6 +1,7 @@
 """Images that somebody else made, from a real registry on loopback."""
 
 import io
+import json
 import shutil
 import socket
 import subprocess
@@ -8,9 +9,11 @@ import tarfile
 import time
 from pathlib import Path
 
+import docker
 import pytest
 from docker_engine import ROOT
 
+from kldaudit.digests import file_sha256
 from kldaudit.errors import EngineError
 from kldaudit.image.adopt import _split, adopt
 from kldaudit.image.base import ensure_base
@@ -47,31 +50,32 @@ def registry(tmp_path_factory):
     process.wait()
 
 
-def made(engine, base, folder: Path, architecture: str = "amd64", vllm: str = "one") -> str:
-    """The base with a package of the name vllm in it."""
-    layer = folder / "layer.tar"
-    with tarfile.open(layer, "w") as file:
-        member = tarfile.TarInfo("usr/lib/python3/dist-packages/vllm/__init__.py")
+def made(engine, image, folder: Path, architecture: str = "amd64", vllm: str = "one") -> str:
+    """An image with a Python and what vLLM requires, and a package of the name vllm in it."""
+    added = folder / "added.tar"
+    with tarfile.open(added, "w") as file:
+        member = tarfile.TarInfo("opt/engine/lib/python3.11/site-packages/vllm/__init__.py")
         member.size = len(vllm)
         file.addfile(member, io.BytesIO(vllm.encode()))
-    saved = folder / "base.tar"
+    saved = folder / "saved.tar"
     with saved.open("wb") as file:
-        for chunk in engine.images.get(base.image).save():
+        for chunk in engine.images.get(image.location).save():
             file.write(chunk)
+    layers = []
     with tarfile.open(saved) as archive:
-        name = next(one for one in archive.getnames() if one.endswith("layer.tar"))
-        (folder / "first.tar").write_bytes(archive.extractfile(name).read())
+        manifest = json.load(archive.extractfile("manifest.json"))[0]
+        for number, name in enumerate(manifest["Layers"]):
+            layers.append(folder / f"{number}.tar")
+            layers[-1].write_bytes(archive.extractfile(name).read())
     saved.unlink()
-    import hashlib
-
-    layers = [folder / "first.tar", layer]
-    digests = [f"sha256:{hashlib.sha256(one.read_bytes()).hexdigest()}" for one in layers]
+    layers.append(added)
+    digests = [f"sha256:{file_sha256(one)}" for one in layers]
     config = {
         "architecture": architecture,
         "os": "linux",
-        "config": {"Env": ["PATH=/usr/bin:/bin"], "Entrypoint": ["/bin/false"]},
+        "config": {"Env": ["PATH=/opt/engine/bin:/usr/bin:/bin"], "Entrypoint": ["/bin/false"]},
         "rootfs": {"type": "layers", "diff_ids": digests},
-        "history": [{"created_by": "base"}, {"created_by": "vllm"}],
+        "history": [{"created_by": "a layer"} for _ in layers],
     }
     return load_layers(engine, layers, config)
 
@@ -84,10 +88,10 @@ def pushed(engine, image: str, name: str, tag: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def published(engine, base, registry, tmp_path_factory):
-    image = made(engine, base, tmp_path_factory.mktemp("made"))
+def published(engine, image, registry, tmp_path_factory):
+    vllm = made(engine, image, tmp_path_factory.mktemp("made"))
     name = f"{registry}/lab/vllm"
-    return name, image, pushed(engine, image, name, "nightly")
+    return name, vllm, pushed(engine, vllm, name, "nightly")
 
 
 def take(reference: str, folder: Path):
@@ -96,30 +100,30 @@ def take(reference: str, folder: Path):
 
 @pytest.fixture(scope="module")
 def adopted(engine, published, tmp_path_factory):
-    name, image, digest = published
-    engine.images.remove(image, force=True)
+    name, vllm, digest = published
+    engine.images.remove(vllm, force=True)
     return take(f"{name}:nightly@{digest}", tmp_path_factory.mktemp("adopted"))
 
 
 def test_an_image_is_pulled_by_digest_and_used_as_it_is(adopted, published):
-    _, image, digest = published
-    assert adopted.location == image
+    _, vllm, digest = published
+    assert adopted.location == vllm
     assert adopted.reference.endswith(f":nightly@{digest}")
     assert adopted.reference_checked == "the tag nightly points to this digest"
 
 
 def test_its_python_and_what_it_lacks_are_found(adopted):
-    assert adopted.interpreter == "/usr/bin/python3"
+    assert adopted.interpreter == "/opt/engine/bin/python3"
     beside = {path.name for path in Path(adopted.overlay).iterdir()}
     assert {"kldaudit", "h5py", "hdf5plugin"} <= beside
     assert "numpy" not in beside  # it is vLLM's own requirement, of whatever version
 
 
 def test_a_tag_that_has_moved_is_refused_and_the_digest_alone_is_not(
-    engine, base, adopted, published, tmp_path, tmp_path_factory
+    engine, image, adopted, published, tmp_path, tmp_path_factory
 ):
     name, _, digest = published
-    other = made(engine, base, tmp_path_factory.mktemp("other"), vllm="two")
+    other = made(engine, image, tmp_path_factory.mktemp("other"), vllm="two")
     moved = pushed(engine, other, name, "nightly")
     with pytest.raises(EngineError, match=rf"(?s)the tag has moved.*expected: {digest}.*found: {moved}"):
         take(f"{name}:nightly@{digest}", tmp_path)
@@ -127,19 +131,29 @@ def test_a_tag_that_has_moved_is_refused_and_the_digest_alone_is_not(
 
 
 def test_where_the_registry_cannot_be_asked_the_image_that_is_here_is_used_and_the_sheet_says_so(
-    engine, adopted, published, tmp_path
+    engine, adopted, published, tmp_path, monkeypatch
 ):
-    _, image, _ = published
-    engine.images.get(image).tag("127.0.0.1:9/lab/vllm", "nightly")
+    name, _, digest = published
+
+    def unreachable(*_, **__):
+        raise docker.errors.APIError("connection refused")
+
+    monkeypatch.setattr(docker.models.images.ImageCollection, "get_registry_data", unreachable)
+    found = take(f"{name}:nightly@{digest}", tmp_path)
+    assert found.location == adopted.location
+    assert found.reference_checked.startswith("unknown: the registry did not say where the tag points")
+
+
+def test_an_image_that_is_in_no_registry_is_refused(tmp_path):
     with pytest.raises(EngineError, match="the image cannot be pulled"):
         take(f"127.0.0.1:9/lab/vllm:nightly@sha256:{'1' * 64}", tmp_path)
 
 
-def test_an_image_for_another_architecture_is_refused(engine, base, registry, tmp_path):
+def test_an_image_for_another_architecture_is_refused(engine, image, registry, tmp_path):
     (tmp_path / "made").mkdir()
-    image = made(engine, base, tmp_path / "made", architecture="s390x")
+    other = made(engine, image, tmp_path / "made", architecture="s390x")
     name = f"{registry}/lab/other"
-    digest = pushed(engine, image, name, "1")
+    digest = pushed(engine, other, name, "1")
     with pytest.raises(EngineError, match=r"(?s)another architecture.*expected: amd64.*found: s390x"):
         take(f"{name}:1@{digest}", tmp_path)
 
@@ -152,8 +166,6 @@ def test_an_image_without_vllm_is_refused(engine, base, registry, tmp_path):
 
 
 def test_a_base_is_pulled_by_digest(engine, base, registry, tmp_path):
-    import json
-
     name = f"{registry}/lab/base"
     digest = pushed(engine, base.image, name, "1")
     pinned = tmp_path / "base.json"

@@ -13,39 +13,15 @@ from pathlib import Path
 
 import docker
 import pytest
-from docker_engine import BASE_LOCK, ROOT, started
+from docker_engine import BASE_LOCK, RECIPE, ROOT, SMALL, build, started
 
 from kldaudit.errors import EngineError
 from kldaudit.image.base import ensure_base, read_lock
-from kldaudit.image.docker import INTERPRETER, build_docker
+from kldaudit.image.docker import INTERPRETER
 from kldaudit.image.step import choose
 from kldaudit.image.workspace import PREFIX
 
 pytestmark = pytest.mark.container
-
-RECIPE = ROOT / "containers/vllm-cpu/Dockerfile"
-SMALL = ("pydantic", "pydantic-core", "annotated-types", "typing-extensions", "typing-inspection")
-"""What kldaudit's own inventory needs: the smallest engine that there can be."""
-
-
-@pytest.fixture(scope="module")
-def lock(tmp_path_factory) -> Path:
-    """A lock of these few packages, cut from the workflow's."""
-    blocks = re.split(r"\n(?=\S)", (ROOT / "envs/workflow.txt").read_text())
-    chosen = [block for block in blocks if block.partition("==")[0] in SMALL]
-    assert len(chosen) == len(SMALL)
-    path = tmp_path_factory.mktemp("lock") / "small.txt"
-    path.write_text("\n".join(chosen) + "\n")
-    return path
-
-
-def build(lock: Path, work: Path, recipe: Path = RECIPE, base: Path = BASE_LOCK):
-    return build_docker("small", [lock], recipe, base, "system", ROOT, work, work.parent / "log", "the tests say so")
-
-
-@pytest.fixture(scope="module")
-def image(lock, tmp_path_factory):
-    return build(lock, tmp_path_factory.mktemp("image") / "work")
 
 
 def leftovers(engine: docker.DockerClient, work: Path) -> list[str]:
@@ -97,10 +73,10 @@ def test_nothing_of_the_host_is_in_the_base(engine, base):
         "find /var/log /var/lib/apt/lists /etc/apt/sources.list.d -type f"
     )
     output = engine.containers.run(base.image, ["-c", script], entrypoint=["/bin/sh"], network_mode="none", remove=True)
-    lines = [line for line in output.decode().splitlines() if line]
+    lines = [line for line in output.decode().splitlines() if line != "/var/lib/apt/lists/lock"]
     snapshot = read_lock(BASE_LOCK).bootstrap.snapshot
-    assert len(lines) == 3
-    assert all(line.startswith("deb ") and f"/{snapshot} " in line for line in lines)
+    assert len(list(filter(None, lines))) == 3
+    assert all(line.startswith("deb ") and f"/{snapshot} " in line for line in filter(None, lines))
 
 
 def test_the_same_locks_give_the_same_image_on_an_engine_with_nothing_in_it(lock, image, tmp_path):
@@ -129,7 +105,7 @@ def test_an_image_in_which_a_file_was_changed_has_another_digest(engine, image, 
     [
         (lambda text: re.sub(r" \\\n\s+--hash=.*", "", text, count=0), "hash"),
         (lambda text: text.replace("annotated-types==", "annotated-types==99."), "annotated-types==99"),
-        (lambda text: re.sub(r"sha256:[0-9a-f]{8}", "sha256:00000000", text), "DO NOT MATCH|do not match"),
+        (lambda text: re.sub(r"sha256:[0-9a-f]{8}", "sha256:00000000", text), "Expected sha256 00000000"),
     ],
     ids=["a missing hash", "a wheel that is not there", "another hash"],
 )

@@ -79,13 +79,13 @@ def _made(
     folder: Path, log: Path,
 ) -> tuple[str, Base]:  # fmt: skip
     """Bring everything together, build, normalise; returns the image's ID and its base."""
-    base = ensure_base(client, base_lock, mirror, folder, log)
     context = folder / "context"
     (context / "wheels").mkdir(parents=True)
     (context / "locks").mkdir()
     for lock in locks:
         download(lock, context / "wheels", log)
         (context / "locks" / lock.name).write_text(without_index(lock), encoding="utf-8")
+    base = ensure_base(client, base_lock, mirror, folder, log)
     own_wheel(source, context / "kldaudit", base.epoch, log)
     shutil.copy(recipe, context / "Dockerfile")
     built = _build(client, context, base.image, base.epoch, log)
