@@ -14,12 +14,13 @@ from kldaudit.runtime.record import Image
 
 
 @pytest.fixture(scope="session", autouse=True)
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[docker.DockerClient]:
+def engine() -> Iterator[docker.DockerClient]:
     """The Docker engine."""
     try:
         docker.from_env().ping()
     except (docker.errors.DockerException, OSError):
-        yield from started(tmp_path_factory.mktemp("dockerd"))
+        with started() as client:
+            yield client
     else:
         yield docker_client()
 

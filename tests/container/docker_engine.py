@@ -3,8 +3,10 @@
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import docker
@@ -26,9 +28,10 @@ def build(lock: Path, work: Path, recipe: Path = RECIPE, base: Path = BASE_LOCK)
     return build_docker("small", [lock], recipe, base, "system", ROOT, work, work.parent / "log", "the tests say so")
 
 
-def started(folder: Path) -> Iterator[docker.DockerClient]:
+@contextmanager
+def started() -> Iterator[docker.DockerClient]:
     """A Docker engine of its own, with nothing in it, for as long as it is needed."""
-    folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="docker-"))  # a short path: its sockets lie deep below
     socket = f"unix://{folder}/socket"
     command = [
         "dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid",
@@ -40,7 +43,7 @@ def started(folder: Path) -> Iterator[docker.DockerClient]:
     os.environ["DOCKER_HOST"] = socket
     try:
         for _ in range(120):
-            if (folder / "socket").exists() or process.poll() is not None:
+            if process.poll() is not None or _answers(socket):
                 break
             time.sleep(0.25)
         yield docker_client()
@@ -51,3 +54,10 @@ def started(folder: Path) -> Iterator[docker.DockerClient]:
         process.terminate()
         process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answers(socket: str) -> bool:
+    try:
+        return bool(docker.DockerClient(base_url=socket).ping())
+    except (docker.errors.DockerException, OSError):
+        return False

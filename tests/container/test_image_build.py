@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import docker
@@ -80,7 +79,7 @@ def test_nothing_of_the_host_is_in_the_base(engine, base):
 
 
 def test_the_same_locks_give_the_same_image_on_an_engine_with_nothing_in_it(lock, image, tmp_path):
-    with contextmanager(started)(tmp_path / "engine"):
+    with started():
         again = build(lock, tmp_path / "work")
     assert (again.layers, again.location) == (image.layers, image.location)
 
