@@ -11,9 +11,10 @@ from rich.console import Console
 
 from kldaudit import __version__
 from kldaudit.audit import arm_spec, audit_schema, read_audit
-from kldaudit.errors import KldauditError, RecordError
+from kldaudit.errors import KldauditError
 from kldaudit.image_cli import app as image_app
 from kldaudit.manifest_cli import app as manifest_app
+from kldaudit.outputs import keep_apart
 from kldaudit.records import write_json, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -155,21 +156,6 @@ def verify(
     raise typer.Exit(0 if comparison.identical else 1)
 
 
-def _keep_apart(inputs: list[Path | None], outputs: list[Path | None]) -> None:
-    """Refuse outputs that would overwrite an input or each other."""
-    read = {path.resolve() for path in inputs if path is not None}
-    written = [path.resolve() for path in outputs if path is not None]
-    for path in written:
-        if path in read or written.count(path) > 1:
-            raise RecordError(
-                "a file would be overwritten",
-                where=str(path),
-                expected="outputs that are none of the inputs and not the same file",
-                found="the same file twice",
-                do="give another --output or --positions",
-            )
-
-
 @app.command()
 def divergence(
     reference: Annotated[Path, typer.Argument(help="Capture of the reference.")],
@@ -188,7 +174,7 @@ def divergence(
     from kldaudit.audit import DivergenceSettings
     from kldaudit.divergence.step import diverge
 
-    _keep_apart([reference, variant, second_launch, audit, *(prompt or [])], [output, positions])
+    keep_apart([reference, variant, second_launch, audit, *(prompt or [])], [output, positions])
     settings = read_audit(audit).divergence if audit else DivergenceSettings()
     found = diverge(
         reference,

@@ -13,6 +13,7 @@ from kldaudit.manifest.diff import diff
 from kldaudit.manifest.meant import diff_of_arms
 from kldaudit.manifest.read import read_manifest
 from kldaudit.manifest.show import TITLES, difference_tree, sections
+from kldaudit.outputs import keep_apart
 from kldaudit.records import write_text
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -81,6 +82,7 @@ def export(
     divergence: Annotated[Path | None, typer.Option(help="The arm's divergence from the reference.")] = None,
 ) -> None:
     """Write a manifest as a bill of materials that other tools read."""
+    keep_apart([manifest, image, checkpoint, divergence], [output])
     try:
         from kldaudit.manifest.cyclonedx import cyclonedx_document
         from kldaudit.manifest.inventory import read_evidence

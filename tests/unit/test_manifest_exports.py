@@ -363,3 +363,14 @@ main()
     assert library in next(line for line in done.stderr.splitlines() if line.startswith("  found: "))
     assert "pip install 'kldaudit[export]'" in done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_document_does_not_overwrite_the_manifest_that_it_is_made_from(tmp_path):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(small_manifest()), encoding="utf-8")
+    before = path.read_bytes()
+    arguments = ["manifest", "export", path, "--format", "spdx", "--output", path]
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "a file would be overwritten" in done.stderr
+    assert path.read_bytes() == before
