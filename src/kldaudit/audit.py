@@ -151,7 +151,7 @@ class DivergenceSettings(Frozen):
 class Container(Frozen):
     """How captures run in a container."""
 
-    gpus: Literal["all"] | list[str] | None = Field(
+    gpus: Literal["all"] | Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="NVIDIA GPUs that the container gets: all, or a list of indices or UUIDs; null for none."
     )
     shm_gib: int = Field(2, ge=1, description="Size of /dev/shm, GiB.")

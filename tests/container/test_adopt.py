@@ -144,6 +144,14 @@ def test_where_the_registry_cannot_be_asked_the_image_that_is_here_is_used_and_t
     assert found.reference_checked.startswith("unknown: the registry did not say where the tag points")
 
 
+@pytest.mark.parametrize(
+    "reference", ["vllm:nightly", "vllm@sha256:12", "@sha256:" + "0" * 64, "a b@sha256:" + "0" * 64]
+)
+def test_an_image_without_its_digest_is_refused(tmp_path, reference):
+    with pytest.raises(EngineError, match="an image is adopted by its digest"):
+        take(reference, tmp_path)
+
+
 def test_an_image_that_is_in_no_registry_is_refused(tmp_path):
     with pytest.raises(EngineError, match="the image cannot be pulled"):
         take(f"127.0.0.1:9/lab/vllm:nightly@sha256:{'1' * 64}", tmp_path)

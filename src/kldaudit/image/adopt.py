@@ -1,6 +1,7 @@
 """Adopt an existing image by digest: nothing in it is changed, what capturing needs is mounted beside it."""
 
 import json
+import re
 import shutil
 import sys
 import zipfile
@@ -53,6 +54,14 @@ def adopt(reference: str, lock: Path, location: Path, source: Path, log: Path, w
     Raises:
         EngineError: it is not to be had, its tag has moved, it is for another architecture, or it has no vLLM.
     """
+    if not re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", reference):
+        raise EngineError(
+            "an image is adopted by its digest",
+            where=reference,
+            expected="NAME[:TAG]@sha256: and the digest's 64 hexadecimal digits",
+            found="no such digest",
+            do="look the digest up (docker buildx imagetools inspect NAME:TAG) and write it behind the name",
+        )
     client = docker_client()
     named, _, digest = reference.partition("@")
     name, tag = _split(named)
