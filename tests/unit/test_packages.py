@@ -75,6 +75,14 @@ def test_of_two_versions_the_one_that_would_be_imported_is_listed(tmp_path, monk
     assert [one.version for one in python_packages() if one.name == "twin"] == ["1.0"]  # the last one prepended
 
 
+def test_copies_that_a_package_carries_are_not_listed(tmp_path, monkeypatch):
+    information = tmp_path / "_vendor" / "carried-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: Carried\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "_vendor"))
+    assert "carried" not in {one.name for one in python_packages()}
+
+
 @pytest.mark.parametrize(
     ("direct_url", "expected"),
     [

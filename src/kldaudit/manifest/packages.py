@@ -19,6 +19,8 @@ DPKG_FORMAT = (
     "${binary:Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
 )
 DPKG_INFO = Path("/var/lib/dpkg/info")
+VENDORED = "_vendor"
+"""Folder that setuptools puts on the path when it is imported: its own copies, which nobody installed."""
 ABSENT = ("not-installed", "config-files")
 """States in which dpkg knows a package of which no file is left but its settings."""
 
@@ -33,7 +35,8 @@ def installed() -> list[Distribution]:
     """Every distribution that this interpreter can import; of two with the same name the one that it would import."""
     here = os.getcwd()  # noqa: PTH109 - compared with texts; `python -m` puts it there, nothing is installed in it
     first: dict[str, Distribution] = {}
-    for one in distributions(path=[folder for folder in sys.path if folder not in ("", here)]):
+    folders = [folder for folder in sys.path if folder not in ("", here) and Path(folder).name != VENDORED]
+    for one in distributions(path=folders):
         if one.metadata["Name"]:
             first.setdefault(_normal(one.name), one)
     return [first[name] for name in sorted(first)]
