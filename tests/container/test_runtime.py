@@ -151,7 +151,7 @@ def test_exit_codes_and_signals_come_back(image, tmp_path, what, number, expecte
 
 def test_no_container_is_left(engine, image, tmp_path):
     run_in_engine(image, "probe", ["exit", "0"], log=tmp_path / "log")
-    assert ours(engine) == []
+    assert gone(engine)
 
 
 RUN = """
